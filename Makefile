@@ -1,0 +1,81 @@
+# Every task of this repository. CI (.ci/run) calls the same targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+# The test rig compiles an NVML library, makes certificates, reads /proc and asks a real promtool.
+DEBIAN := gcc libc6-dev libcjson-dev openssl procps prometheus
+LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet
+PROTO := exporter/sources/podresources/podresources.proto
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo run test test-needs check lint fmt generate docs golden lock rig clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+install: $(VENV)/.installed ## Make .venv with the locked dependencies and this package
+
+$(VENV)/.installed: requirements-dev.txt pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: install ## Serve a recorded scenario on port 9836; ARGS adds flags
+	$(BIN)/kubegpu-exporter demo $(ARGS)
+
+run: install ## Serve the metrics of this machine; ARGS adds flags
+	$(BIN)/kubegpu-exporter run $(ARGS)
+
+test-needs:
+	@missing=$$(for package in $(DEBIAN); do \
+		dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || echo $$package; done); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "The tests need these Debian packages, or their like:" $$missing >&2; exit 1; fi; \
+	log=$$(mktemp); \
+	if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $$missing; } \
+		>"$$log" 2>&1; then echo "These Debian packages could not be installed:" $$missing "(see $$log)" >&2; exit 1; fi
+
+test: install test-needs ## Run the tests; ARGS goes to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install ## Every check that changes nothing: lint, format, types, import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lint: install ## Lint only
+	$(BIN)/ruff check
+
+fmt: install ## Format, and correct what can be corrected
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+generate: install ## Generate the kubelet API's messages from their .proto
+	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. $(PROTO)
+
+docs: install ## Write the references of metrics and settings
+	@mkdir -p docs
+	$(BIN)/python -m exporter.reference metrics > docs/metrics.md
+	$(BIN)/python -m exporter.reference settings > docs/settings.md
+
+golden: install ## Show where the expositions of tests/scenarios differ from what they expect
+	$(BIN)/python -m pytest tests/scenarios -vv $(ARGS)
+
+lock: install ## Pin every dependency by hash from the bounds in pyproject.toml
+	$(LOCK) --output-file requirements.txt
+	$(LOCK) --group dev --constraint requirements.txt --output-file requirements-dev.txt
+	@! grep -nE '://|^-' requirements.txt requirements-dev.txt
+
+rig: install test-needs ## Compile the test rig's NVML library into build/rig
+	@mkdir -p build/rig
+	$(BIN)/python -c "from pathlib import Path; from tests.rig.nvml.build import build; print(build(Path('build/rig')))"
+
+clean: ## Remove what the other targets made, .venv too
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,149 @@
+"""The composition root: reads the command line, builds the parts, and runs them until told to stop.
+
+The only place that knows every part. Whatever is wrong with the settings, the address or the scenario is said here, before
+anything starts: exit code 2, and the last line names field, value and remedy.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from exporter import __version__, logs, web_config
+from exporter.cycle import Cycle
+from exporter.exposition import Body, Renderer, before_first_cycle
+from exporter.gather import Gatherer, Sources
+from exporter.model import Policy, Report, Snapshot
+from exporter.scenario import Player, ScenarioError, load
+from exporter.server import App, BindError, Server
+from exporter.settings import PROGRAM, Command, LogFormat, Settings, SettingsError, help_text, parse
+from exporter.sources.host import HostSource
+from exporter.sources.kubelet import KubeletSource
+from exporter.sources.node import NodeSource
+from exporter.sources.nvml import NvmlSource
+from exporter.sources.pci import PciSource
+from exporter.sources.pod_names import PodNamesSource
+from exporter.sources.pods import PodsSource, connect
+from exporter.status_page import page
+
+# A cycle computes in Python beside the server's loop: the interpreter is told to hand over more often than each 5 ms.
+SWITCH_SECONDS = 0.0005
+
+log = logging.getLogger("exporter")
+
+
+def main() -> None:
+    """Entry point of the command `kubegpu-exporter`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Run until SIGTERM; returns the exit code: 0 when told to stop, 2 when it could not start."""
+    try:
+        command, settings = parse(argv, os.environ, socket.gethostname())
+        if command in (Command.HELP, Command.VERSION):
+            print(help_text() if command is Command.HELP else f"{PROGRAM} {__version__}\n", end="")
+            return 0
+        context = _tls(settings)
+        with ExitStack() as stack:
+            cycle = Cycle(*_parts(command, settings, stack), Renderer())
+            server = _server(settings, cycle, context)
+            server.bind()
+            return _serve(command, settings, cycle, server)
+    except (SettingsError, web_config.WebConfigError, ScenarioError, BindError) as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parts(
+    command: Command, settings: Settings, stack: ExitStack
+) -> tuple[Policy, Callable[[Report | None], Snapshot]]:
+    """By what is judged, and how the node is looked at; what must be closed at the end goes on the stack."""
+    if command is Command.DEMO:
+        return policy(settings, simulated=True), Player(load(settings.demo.scenario))
+    gather = Gatherer(sources(settings, stack.callback), settings.interval, settings.node_name)
+    return policy(settings), gather
+
+
+def policy(settings: Settings, *, simulated: bool = False) -> Policy:
+    """The numbers of the settings that judge, as the pure modules know them."""
+    return Policy(
+        interval=settings.interval,
+        process_series=settings.collector.process_series,
+        process_series_limit=settings.limits.process_series,
+        telemetry=settings.collector.telemetry,
+        version=__version__,
+        simulated=simulated,
+    )
+
+
+def sources(settings: Settings, closing: Callable[[Callable[[], None]], object]) -> Sources:
+    """The sources of a real node. A new source is a line here."""
+    nvml = NvmlSource(
+        settings.nvml.library, telemetry=settings.collector.telemetry, pause_file=settings.pause_file
+    )
+    host = HostSource(settings.path.procfs)
+    closing(nvml.close)
+    closing(host.close)
+    api = connect(settings.kubernetes.kubeconfig) if settings.kubernetes.enabled else None
+    pods = PodsSource(api, settings.node_name) if api else None
+    node = NodeSource(api, settings.node_name) if api else None
+    return Sources(
+        nvml=nvml,
+        processes=host.read_processes,
+        container_dev=host.read_views,
+        kubelet=KubeletSource(settings.kubelet.socket).read,
+        pods=pods.read if pods else None,
+        node=node.read if node else None,
+        pod_names=PodNamesSource(settings.path.pod_logs).read,
+        pci=PciSource(settings.path.sysfs, settings.path.procfs).read,
+    )
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    file = settings.web.config.file
+    tls = web_config.read(file) if file else None
+    return tls.context() if tls else None
+
+
+def _server(settings: Settings, cycle: Cycle, context: ssl.SSLContext | None) -> Server:
+    path = settings.web.telemetry_path
+
+    def metrics(accept: str, _wants_gzip: bool) -> Body:
+        published = cycle.published
+        return published.body(accept) if published else before_first_cycle(accept)
+
+    def status_page() -> bytes:
+        published = cycle.published
+        return page(published.report if published else None, path, __version__)
+
+    address = settings.web.listen_address
+    app = App(path, metrics, cycle.ready, cycle.healthy, status_page)
+    return Server(app, address.host, address.port, context)
+
+
+def _serve(command: Command, settings: Settings, cycle: Cycle, server: Server) -> int:
+    logs.configure(settings.log.level, as_json=settings.log.format is LogFormat.JSON)
+    what = "SIMULATED data of a scenario" if command is Command.DEMO else f"node {settings.node_name}"
+    log.info("%s %s serves %s at port %d", PROGRAM, __version__, what, server.port)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()  # what start-up made lives for ever: later collections need not look at it
+    threading.Thread(target=cycle.run, name="cycle", daemon=True).start()
+    try:
+        server.run()
+    finally:
+        cycle.stop()
+    log.info("stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Rows about GPUs: inventory, memory and telemetry. Owner labels are those of the whole GPU."""
+
+from collections.abc import Callable
+
+from exporter.catalog.family import (
+    DEVICE,
+    WORKLOAD,
+    Devices,
+    Family,
+    Kind,
+    Samples,
+    answering,
+    gpus,
+    known,
+    nvml,
+    text,
+)
+from exporter.model import DeviceUse, Gpu, Memory, Report, Telemetry
+
+_OWNED = (*DEVICE, *WORKLOAD)
+_MIG_MODES = {True: "enabled", False: "disabled", None: ""}
+
+
+def _driver(report: Report) -> Samples:
+    seen = nvml(report)
+    if seen is not None:
+        yield (seen.driver_version, seen.cuda_version, seen.nvml_version), 1
+
+
+def _inventory(report: Report) -> Samples:
+    devices = Devices(report)
+    for gpu in gpus(report):
+        facts = (text(gpu.minor), gpu.pci_address, gpu.product, _MIG_MODES[gpu.mig_enabled])
+        yield (*devices.gpu(gpu.uuid, gpu.index), *facts), 1
+
+
+def _per_gpu(
+    name: str,
+    meaning: str,
+    read: Callable[[Gpu, DeviceUse | None], float | None],
+    kind: Kind = "gauge",
+) -> Family:
+    """A row with one number for each GPU that answers."""
+
+    def samples(report: Report) -> Samples:
+        devices = Devices(report)
+        for gpu in answering(report):
+            labels = (*devices.gpu(gpu.uuid, gpu.index), *devices.owner(gpu.uuid))
+            yield from known(labels, read(gpu, devices.use(gpu.uuid)))
+
+    return Family(name, kind, meaning, _OWNED, "stable", samples)
+
+
+def _memory(name: str, meaning: str, read: Callable[[Memory], int | None]) -> Family:
+    return _per_gpu(name, meaning, lambda gpu, _: None if gpu.memory is None else read(gpu.memory))
+
+
+def _judged(name: str, meaning: str, read: Callable[[DeviceUse], int | None]) -> Family:
+    return _per_gpu(name, meaning, lambda _, use: None if use is None else read(use))
+
+
+def _engine(name: str, meaning: str, read: Callable[[Telemetry], float | None]) -> Family:
+    return _per_gpu(name, meaning, lambda gpu, _: read(gpu.telemetry))
+
+
+def _switched(family: Family) -> Family:
+    """The row, silent where telemetry is off."""
+
+    def samples(report: Report) -> Samples:
+        if report.policy.telemetry:
+            yield from family.samples(report)
+
+    return Family(family.name, family.kind, family.help, family.labels, family.stability, samples)
+
+
+def _named(
+    name: str, meaning: str, label: str, read: Callable[[Telemetry], tuple[tuple[str, float], ...]]
+) -> Family:
+    """A row with several named numbers for each GPU that answers."""
+
+    def samples(report: Report) -> Samples:
+        devices = Devices(report)
+        for gpu in answering(report):
+            for which, number in read(gpu.telemetry):
+                yield (*devices.gpu(gpu.uuid, gpu.index), which, *devices.owner(gpu.uuid)), number
+
+    return Family(name, "gauge", meaning, (*DEVICE, label, *WORKLOAD), "stable", samples)
+
+
+FAMILIES = (
+    Family(
+        "driver_info",
+        "gauge",
+        "Versions of the NVIDIA driver, always 1; absent while NVML does not answer.",
+        ("driver_version", "cuda_version", "nvml_version"),
+        "stable",
+        _driver,
+    ),
+    Family(
+        "gpu_info",
+        "gauge",
+        "A GPU that NVML lists, always 1. mig_mode is enabled, disabled, or empty where the GPU has no MIG.",
+        (*DEVICE, "minor", "pci_bus_id", "product", "mig_mode"),
+        "stable",
+        _inventory,
+    ),
+    _memory("gpu_memory_total_bytes", "Frame buffer of the GPU.", lambda memory: memory.total),
+    _memory(
+        "gpu_memory_used_bytes",
+        "Frame buffer in use. Contains the driver's reserve where gpu_memory_reserved_bytes is absent.",
+        lambda memory: memory.used,
+    ),
+    _memory("gpu_memory_free_bytes", "Frame buffer that is free.", lambda memory: memory.free),
+    _memory(
+        "gpu_memory_reserved_bytes",
+        "Frame buffer that the driver keeps for itself; absent for drivers that do not tell.",
+        lambda memory: memory.reserved,
+    ),
+    _judged(
+        "gpu_memory_attributed_bytes",
+        "Frame buffer that belongs to known processes; absent where that cannot be judged.",
+        lambda use: use.attributed,
+    ),
+    _judged(
+        "gpu_memory_unattributed_bytes",
+        "Frame buffer in use that neither a known process nor the baseline explains, at least 0; absent "
+        "where that cannot be judged.",
+        lambda use: use.unattributed,
+    ),
+    _judged(
+        "gpu_memory_baseline_bytes",
+        "Frame buffer that the driver uses with no client on the GPU: the least that was seen.",
+        lambda use: use.baseline,
+    ),
+    _engine(
+        "gpu_utilization_ratio",
+        "Share of time in which a kernel ran on the GPU; absent where unsupported (MIG).",
+        lambda telemetry: telemetry.utilization,
+    ),
+    _engine(
+        "gpu_memory_activity_ratio",
+        "Share of time in which GPU memory was read or written; absent where unsupported (MIG).",
+        lambda telemetry: telemetry.memory_activity,
+    ),
+    _engine(
+        "gpu_encoder_utilization_ratio",
+        "Share of time in which the video encoder was busy; absent where unsupported.",
+        lambda telemetry: telemetry.encoder,
+    ),
+    _engine(
+        "gpu_decoder_utilization_ratio",
+        "Share of time in which the video decoder was busy; absent where unsupported.",
+        lambda telemetry: telemetry.decoder,
+    ),
+    _switched(
+        _engine("gpu_temperature_celsius", "Temperature of the GPU.", lambda telemetry: telemetry.temperature)
+    ),
+    _switched(
+        _named(
+            "gpu_temperature_threshold_celsius",
+            "Temperature at which the GPU slows down, shuts down or passes another of its limits.",
+            "threshold",
+            lambda telemetry: telemetry.thresholds,
+        )
+    ),
+    _switched(_engine("gpu_power_watts", "Power that the GPU draws.", lambda telemetry: telemetry.power)),
+    _switched(
+        _engine(
+            "gpu_power_limit_watts",
+            "Power limit that the GPU enforces.",
+            lambda telemetry: telemetry.power_limit,
+        )
+    ),
+    _switched(
+        _per_gpu(
+            "gpu_energy_joules_total",
+            "Energy that the GPU used since the driver was loaded.",
+            lambda gpu, _: gpu.telemetry.energy,
+            kind="counter",
+        )
+    ),
+    _switched(
+        _named(
+            "gpu_clock_hertz",
+            "Current frequency of a clock of the GPU.",
+            "clock",
+            lambda telemetry: telemetry.clocks,
+        )
+    ),
+)

@@ -1,0 +1,134 @@
+"""Which character devices are NVIDIA's, and what a descriptor really is: numbers from the kernel, never names.
+
+Majors are looked up in /proc/devices each time, because most are dynamic and change with a reload of the driver. A
+descriptor or directory entry is proven by statx with AT_STATX_DONT_SYNC, which does not ask a file system for news: on a
+dead FUSE or NFS mount stat and fstat hang in the kernel, beyond the reach of SIGKILL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter.model import CapabilityNode, DeviceNode, NodeKind
+
+# --- statx(2) -------------------------------------------------------------------------------------------------------
+
+AT_SYMLINK_NOFOLLOW = 0x100
+AT_NO_AUTOMOUNT = 0x800
+AT_STATX_DONT_SYNC = 0x4000
+_STATX_TYPE = 0x1
+_STATX_INO = 0x100
+_S_IFMT, _S_IFCHR = 0o170000, 0o020000
+
+
+class _Statx(ctypes.Structure):
+    """struct statx (include/uapi/linux/stat.h): times are skipped as bytes."""
+
+    _fields_ = (
+        ("mask", ctypes.c_uint32),
+        ("blksize", ctypes.c_uint32),
+        ("attributes", ctypes.c_uint64),
+        ("nlink", ctypes.c_uint32),
+        ("uid", ctypes.c_uint32),
+        ("gid", ctypes.c_uint32),
+        ("mode", ctypes.c_uint16),
+        ("spare0", ctypes.c_uint16),
+        ("ino", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("blocks", ctypes.c_uint64),
+        ("attributes_mask", ctypes.c_uint64),
+        ("times", ctypes.c_char * 64),
+        ("rdev_major", ctypes.c_uint32),
+        ("rdev_minor", ctypes.c_uint32),
+        ("dev_major", ctypes.c_uint32),
+        ("dev_minor", ctypes.c_uint32),
+        ("spare", ctypes.c_char * 112),
+    )
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
+_buffer = _Statx()  # the child that uses this has one thread
+_address = ctypes.addressof(_buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class FileNumber:
+    """What statx says of a file: its device number if it is a character device, and where its inode lives."""
+
+    character: tuple[int, int] | None
+    filesystem: tuple[int, int]
+    inode: int
+
+
+def file_number(directory: int, name: str, *, follow: bool) -> FileNumber:
+    """Ask the kernel what `name` below an open directory is. Raises OSError; never waits for a file system."""
+    flags = AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT | (0 if follow else AT_SYMLINK_NOFOLLOW)
+    if _libc.statx(directory, os.fsencode(name), flags, _STATX_TYPE | _STATX_INO, _address) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), name)
+    character = (_buffer.rdev_major, _buffer.rdev_minor) if _buffer.mode & _S_IFMT == _S_IFCHR else None
+    return FileNumber(character, (_buffer.dev_major, _buffer.dev_minor), _buffer.ino)
+
+
+# --- the driver's majors -----------------------------------------------------------------------------------------
+
+# Names in /proc/devices. The front end was called nvidia-frontend until about driver 550.40.
+_KINDS: dict[str, NodeKind] = {
+    "nvidia": NodeKind.GPU,
+    "nvidia-frontend": NodeKind.GPU,
+    "nvidia-uvm": NodeKind.UVM,
+    "nvidia-caps": NodeKind.CAPABILITY,
+    "nvidia-caps-imex-channels": NodeKind.IMEX,
+    "nvidia-nvswitch": NodeKind.NVSWITCH,
+    "nvidia-nvlink": NodeKind.NVLINK,
+}
+_NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt
+# Minors with a meaning of their own (open-gpu-kernel-modules, nv.h and uvm_linux.h).
+_SPECIAL: dict[tuple[NodeKind, int], NodeKind] = {
+    (NodeKind.GPU, 254): NodeKind.MODESET,
+    (NodeKind.GPU, 255): NodeKind.CONTROL,
+    (NodeKind.UVM, 1): NodeKind.UVM_TOOLS,
+}
+
+
+class Majors:
+    """The character majors of the NVIDIA driver at one moment. Falsy when the driver is not loaded."""
+
+    def __init__(self, devices: str) -> None:
+        """`devices` is the text of /proc/devices."""
+        self._kinds: dict[int, NodeKind] = {}
+        for line in devices.partition("Block devices")[0].splitlines():
+            major, _, name = line.strip().partition(" ")
+            if name in _KINDS and major.isdigit():
+                self._kinds[int(major)] = _KINDS[name]
+        if self._kinds:
+            self._kinds.setdefault(_NVIDIA_MAJOR, NodeKind.GPU)
+
+    def __bool__(self) -> bool:
+        return bool(self._kinds)
+
+    def node(self, number: tuple[int, int] | None) -> DeviceNode | None:
+        """The device node with this number, or None if it is not the driver's."""
+        if number is None or (kind := self._kinds.get(number[0])) is None:
+            return None
+        return DeviceNode(_SPECIAL.get((kind, number[1]), kind), *number)
+
+
+_ACCESS = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)")
+
+
+def capabilities(procfs: Path) -> tuple[CapabilityNode, ...]:
+    """What each nvidia-caps minor opens, from /proc/driver/nvidia-caps/mig-minors; empty without MIG support."""
+    try:
+        text = (procfs / "driver/nvidia-caps/mig-minors").read_text("ascii", "replace")
+    except OSError:
+        return ()
+    return tuple(
+        CapabilityNode(int(minor), int(gpu), int(gi), int(ci) if ci else None)
+        for gpu, gi, ci, minor in _ACCESS.findall(text)
+    )

@@ -1,0 +1,375 @@
+"""Who has an NVIDIA device file open or mapped, and what state those processes are in. Runs in the `host` child.
+
+In: numbers that NVML lists. Out: a ProcessTable with every holder, every process behind one of those numbers, and their
+ancestors; and each container of a pod that is alive. It never opens anything but files of /proc, and never trusts a name:
+link text decides only what is worth asking about, the device number of the open file decides what it is.
+
+How much is asked (DESIGN: the agent never costs what it measures): a descriptor whose text is below /dev or speaks of
+nvidia is proven in every scan. Every path-like descriptor and the mappings are proven for candidates (an NVML row, a
+descriptor, a client of the last scan, a sibling in its container) in every scan, and for one in SWEEP of all others, so
+that a device file under any other name is found within SWEEP scans.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporter import cgroups
+from exporter.model import (
+    Cgroup,
+    DeviceNode,
+    Hold,
+    LiveContainer,
+    Process,
+    ProcessId,
+    ProcessTable,
+    Reason,
+    SourceError,
+    Task,
+)
+from exporter.sources.device_files import Majors, capabilities, file_number
+from exporter.sources.procfs import GONE, O_PATH_FLAG, ProcessDirectory, Stat
+from exporter.text import COMM_LIMIT, printable
+
+SWEEP = 20  # scans in which every process is looked at thoroughly once
+TASK_SECONDS = 60.0  # how often the threads of a client that looks well are read
+DESCRIPTOR_LIMIT = 65_536  # of one process, in one scan
+TASK_LIMIT = 8_192  # of one process
+ANCESTOR_LIMIT = 32
+HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+# Texts that nearly every process has, and that a device file is looked for only in a thorough look.
+_COMMON = ("/dev/null", "/dev/pts/", "/dev/urandom", "/dev/shm/")
+INIT = 1
+
+
+@dataclass(slots=True)
+class _Sight:
+    """What the walk saw of one process."""
+
+    cgroup: Cgroup
+    descriptors: Counter[DeviceNode] = field(default_factory=Counter)
+    mappings: Counter[DeviceNode] = field(default_factory=Counter)
+    unread: set[str] = field(default_factory=set)
+    truncated: bool = False
+
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        nodes = sorted(self.descriptors.keys() | self.mappings.keys())
+        return tuple(Hold(node, self.descriptors[node], self.mappings[node]) for node in nodes)
+
+
+class Scanner:
+    """Remembers from scan to scan only which processes are worth a thorough look."""
+
+    def __init__(self, procfs: Path) -> None:
+        self._procfs = procfs
+        self._root = str(procfs)
+        self._scans = 0
+        self._candidates: set[int] = set()
+        self._containers: set[str] = set()
+        self._blocked: set[int] = set()
+        self._tasks_read: dict[int, float] = {}
+        self._inodes: dict[tuple[tuple[int, int], int], DeviceNode] = {}
+        self._majors = Majors("")
+
+    def scan(self, numbers: Collection[int], watched: Collection[int] = ()) -> ProcessTable:
+        """Look at every process once, and describe `watched` pids even if they hold nothing any more.
+
+        Raises SourceError where it cannot look, or looking would show another world.
+        """
+        pids = self._visible_pids()
+        self._scans += 1
+        self._majors = Majors(self._text("devices"))
+        self._inodes.clear()
+        named, missing = self._resolve(numbers)
+        sights = {pid: sight for pid in pids if (sight := self._walk(pid, pid in named)) is not None}
+        holders = {pid for pid, sight in sights.items() if sight.descriptors or sight.mappings}
+        processes = tuple(self._describe(holders | set(watched), named, sights))
+        described = {process.id.pid for process in processes}
+        missing.update(*(folded for pid, folded in named.items() if pid not in described))  # died meanwhile
+        clients = holders | named.keys()
+        self._candidates = clients
+        self._containers = {sights[p].cgroup.container_id for p in clients if p in sights} - {""}
+        self._blocked &= clients
+        self._tasks_read = {p: at for p, at in self._tasks_read.items() if p in clients}
+        return ProcessTable(
+            processes=processes,
+            containers=tuple(self._live_containers(sights)),
+            missing=tuple(sorted(missing)),
+            unreadable=tuple(sorted(p for p, s in sights.items() if s.unread and p != INIT)),
+            scanned=len(sights),
+            truncated=sum(sight.truncated for sight in sights.values()),
+            capabilities=capabilities(self._procfs),
+            boot_id=printable(self._text("sys/kernel/random/boot_id").strip()),
+            boot_time=self._boot_time(),
+            ticks_per_second=os.sysconf("SC_CLK_TCK"),
+            driver_loaded=bool(self._majors),
+            agent=os.getppid(),
+        )
+
+    # --- can we see at all?
+
+    def _visible_pids(self) -> list[int]:
+        try:
+            pids = sorted(int(name) for name in os.listdir(self._root) if name.isdigit())
+            namespace = os.readlink(f"{self._root}/self/ns/pid")
+        except PermissionError as error:
+            raise SourceError(Reason.DENIED, f"{self._root}: {error.strerror}") from error
+        except OSError as error:
+            raise SourceError(Reason.UNAVAILABLE, f"{self._root} is no procfs: {error.strerror}") from error
+        if namespace != HOST_PID_NAMESPACE:
+            raise SourceError(Reason.BLIND, "not in the host's pid namespace: set hostPID: true")
+        if INIT not in pids:
+            raise SourceError(Reason.BLIND, f"{self._root} hides processes of others (hidepid)")
+        return pids
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self._procfs / name).read_text("utf-8", "replace")
+        except OSError as error:
+            raise SourceError(Reason.UNAVAILABLE, f"{self._root}/{name}: {error.strerror}") from error
+
+    def _boot_time(self) -> float:
+        lines = (line.split() for line in self._text("stat").splitlines())
+        return next((float(fields[1]) for fields in lines if fields[:1] == ["btime"]), 0.0)
+
+    # --- NVML's numbers
+
+    def _resolve(self, numbers: Collection[int]) -> tuple[dict[int, list[int]], set[int]]:
+        """Fold numbers, which may be thread ids, to their thread groups; and those that /proc does not have."""
+        named: dict[int, list[int]] = {}
+        missing = set()
+        for number in numbers:
+            try:
+                with ProcessDirectory(f"{self._root}/{number}") as directory:
+                    named.setdefault(directory.status().tgid, []).append(number)
+            except GONE:
+                missing.add(number)
+            except (OSError, KeyError, ValueError) as error:
+                raise SourceError(Reason.DENIED, f"{self._root}/{number}/status: {error}") from error
+        return named, missing
+
+    # --- the walk
+
+    def _walk(self, pid: int, named: bool) -> _Sight | None:
+        try:
+            with ProcessDirectory(f"{self._root}/{pid}") as directory:
+                sight = _Sight(cgroups.parse(directory.read("cgroup").decode("utf-8", "replace")))
+                if not self._majors:
+                    return sight
+                thorough = (
+                    named
+                    or pid in self._candidates
+                    or sight.cgroup.container_id in self._containers
+                    or (pid + self._scans) % SWEEP == 0
+                )
+                self._look(directory, sight, thorough)
+                return sight
+        except GONE:
+            return None
+        except PermissionError:
+            return _Sight(Cgroup(), unread={"cgroup"})
+
+    def _look(self, directory: ProcessDirectory, sight: _Sight, thorough: bool) -> None:
+        try:
+            descriptors = self._descriptors(directory, "fd", sight, thorough)
+            if not descriptors:
+                self._look_at_threads(directory, sight, thorough)
+        except PermissionError:
+            sight.unread.add("fd")
+        if not (thorough or sight.descriptors):
+            return
+        try:
+            self._mappings(directory, sight)
+        except PermissionError:
+            sight.unread.add("maps")
+
+    def _look_at_threads(self, directory: ProcessDirectory, sight: _Sight, thorough: bool) -> None:
+        """A leader that has exited shows no descriptors while its threads still share them."""
+        stat = directory.stat()
+        if stat.state != "Z" or stat.threads < 2:  # a zombie counts itself
+            return
+        for tid in sorted(directory.names("task"), key=int)[1:TASK_LIMIT]:
+            try:
+                if self._descriptors(directory, f"task/{tid}/fd", sight, thorough):
+                    return  # threads share one descriptor table
+            except GONE:
+                continue
+
+    def _descriptors(self, directory: ProcessDirectory, where: str, sight: _Sight, thorough: bool) -> int:
+        """Count the device files among the descriptors of one table; returns how many descriptors there are."""
+        table = directory.open(where)
+        try:
+            names = os.listdir(table)
+            sight.truncated |= len(names) > DESCRIPTOR_LIMIT
+            for name in names[:DESCRIPTOR_LIMIT]:
+                try:
+                    text = os.readlink(name, dir_fd=table)
+                    if text[:1] != "/" or not (thorough or _speaks_of_device(text)):
+                        continue
+                    number = file_number(table, name, follow=True)
+                except GONE:
+                    continue  # closed while we looked
+                node = self._majors.node(number.character)
+                if node is not None and not _path_only(directory, where, name):
+                    sight.descriptors[node] += 1
+                    self._inodes[number.filesystem, number.inode] = node
+            return len(names)
+        finally:
+            os.close(table)
+
+    def _mappings(self, directory: ProcessDirectory, sight: _Sight) -> None:
+        """Count mappings of device files. A driver's memory is mapped shared, or at least says its name."""
+        links: int | None = None
+        try:
+            for line in directory.read_all("maps").splitlines():
+                fields = line.split(None, 5)
+                if len(fields) < 6 or fields[5][:1] != b"/":  # no file behind it
+                    continue
+                if (
+                    fields[1][3:4] != b"s"
+                    and b"nvidia" not in fields[5]
+                    and not fields[5].startswith(b"/dev/")
+                ):
+                    continue
+                if links is None:
+                    links = directory.open("map_files")
+                node = self._mapped(links, fields, sight)
+                if node is not None:
+                    sight.mappings[node] += 1
+        finally:
+            if links is not None:
+                os.close(links)
+
+    def _mapped(self, links: int, fields: list[bytes], sight: _Sight) -> DeviceNode | None:
+        """What is mapped: asked of map_files, which wants CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (proc(5)); without
+        them by the inode, if a descriptor of the same file was proven in this scan; else it is not known.
+        """
+        try:
+            return self._majors.node(file_number(links, _range(fields[0]), follow=True).character)
+        except GONE:
+            return None
+        except PermissionError:
+            major, _, minor = fields[3].partition(b":")
+            known = self._inodes.get(((int(major, 16), int(minor, 16)), int(fields[4])))
+            if known is None and (b"nvidia" in fields[5] or fields[5].startswith(b"/dev/")):
+                sight.unread.add("maps")
+            return known
+
+    # --- what is told of a process
+
+    def _describe(
+        self, wanted: set[int], named: Mapping[int, list[int]], sights: Mapping[int, _Sight]
+    ) -> Iterator[Process]:
+        told: set[int] = set()
+        clients = wanted | named.keys()
+        for client in sorted(clients):
+            pid, depth = client, 0
+            while pid > 0 and pid not in told and depth < ANCESTOR_LIMIT:
+                told.add(pid)
+                process = self._process(pid, sights.get(pid), sorted(named.get(pid, ())), pid in clients)
+                if process is None:
+                    break
+                yield process
+                pid, depth = process.parent, depth + 1
+
+    def _process(self, pid: int, sight: _Sight | None, numbers: list[int], client: bool) -> Process | None:
+        try:
+            with ProcessDirectory(f"{self._root}/{pid}") as directory:
+                stat, status = directory.stat(), directory.status()
+                if sight is None:  # a process that started after the walk
+                    sight = _Sight(cgroups.parse(directory.read("cgroup").decode("utf-8", "replace")))
+                return Process(
+                    id=ProcessId(pid, stat.start),
+                    parent=stat.parent,
+                    state=stat.state,
+                    comm=printable(stat.comm, COMM_LIMIT),
+                    exe=_link(directory, "exe"),
+                    cgroup=sight.cgroup,
+                    threads=stat.threads,
+                    exiting=stat.exiting,
+                    kill_pending=status.kill_pending,
+                    dumping=status.dumping,
+                    cpu_ticks=stat.cpu_ticks,
+                    wchan=_wchan(directory),
+                    blocked=tuple(self._blocked_tasks(directory, pid, stat)) if client else (),
+                    holds=sight.holds,
+                    numbers=tuple(numbers),
+                    unread=tuple(sorted(sight.unread)),
+                )
+        except GONE:
+            return None
+
+    def _blocked_tasks(self, directory: ProcessDirectory, pid: int, stat: Stat) -> Iterator[Task]:
+        """Threads in state D: looked for each time once one was seen, for the rest once in TASK_SECONDS."""
+        due = time.monotonic() - self._tasks_read.get(pid, float("-inf")) >= TASK_SECONDS
+        if not (due or stat.state in "DZ" or pid in self._blocked):
+            return
+        self._tasks_read[pid] = time.monotonic()
+        self._blocked.discard(pid)
+        for tid in sorted(directory.names("task"), key=int)[:TASK_LIMIT]:
+            try:
+                with ProcessDirectory(f"{self._root}/{pid}/task/{tid}") as task:
+                    seen = task.stat()
+                    if seen.state == "D":
+                        self._blocked.add(pid)
+                        yield Task(int(tid), seen.cpu_ticks, _wchan(task))
+            except GONE:
+                continue
+
+    def _live_containers(self, sights: Mapping[int, _Sight]) -> Iterator[LiveContainer]:
+        seen: set[tuple[str, str]] = set()
+        for pid in sorted(sights):
+            place = sights[pid].cgroup
+            key = (place.pod_uid, place.container_id)
+            if not place.container_id or not place.pod_uid or key in seen:
+                continue
+            try:
+                with ProcessDirectory(f"{self._root}/{pid}") as directory:
+                    stat = directory.stat()
+            except GONE:
+                continue
+            if stat.state != "Z":
+                seen.add(key)
+                yield LiveContainer(*key, ProcessId(pid, stat.start))
+
+
+def _speaks_of_device(text: str) -> bool:
+    return "nvidia" in text or (text.startswith("/dev/") and not text.startswith(_COMMON))
+
+
+def _path_only(directory: ProcessDirectory, where: str, name: str) -> bool:
+    """A descriptor opened with O_PATH names a device file and holds nothing."""
+    try:
+        info = directory.read(f"{where.removesuffix('fd')}fdinfo/{name}", 4096)
+    except GONE:
+        return True  # closed since
+    flags = next((line.split()[1] for line in info.splitlines() if line.startswith(b"flags:")), b"0")
+    return bool(int(flags, 8) & O_PATH_FLAG)
+
+
+def _range(text: bytes) -> str:
+    """The name in map_files of an address range in maps: the same without leading zeros."""
+    low, _, high = text.partition(b"-")
+    return f"{int(low, 16):x}-{int(high, 16):x}"
+
+
+def _link(directory: ProcessDirectory, name: str) -> str:
+    try:
+        return printable(os.fsencode(directory.link(name)))
+    except (*GONE, PermissionError):
+        return ""
+
+
+def _wchan(directory: ProcessDirectory) -> str:
+    """The kernel function a task sleeps in; "" when it runs or may not be asked."""
+    try:
+        text = directory.read("wchan", 256).strip()
+    except (*GONE, PermissionError):
+        return ""
+    return "" if text == b"0" else printable(text)

@@ -1,0 +1,149 @@
+"""One process' files below /proc, through one directory descriptor: after pid reuse it gives ESRCH, never a mix-up.
+
+Texts are parsed as proc(5) describes them. `ProcessLookupError` and `FileNotFoundError` mean that the process is gone,
+which is normal; `PermissionError` means that the agent may not look, which is not.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from types import TracebackType
+
+PF_EXITING = 0x4  # include/linux/sched.h
+PF_KTHREAD = 0x200000
+O_PATH_FLAG = 0o10000000  # include/uapi/asm-generic/fcntl.h, as fdinfo shows it
+_SIGKILL_BIT = 1 << 8
+GONE = (ProcessLookupError, FileNotFoundError, NotADirectoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The fields of /proc/PID/stat that matter here; times in clock ticks."""
+
+    comm: bytes
+    state: str
+    parent: int
+    flags: int
+    cpu_ticks: int
+    threads: int
+    start: int
+
+    @property
+    def kernel_thread(self) -> bool:
+        return bool(self.flags & PF_KTHREAD)
+
+    @property
+    def exiting(self) -> bool:
+        return bool(self.flags & PF_EXITING)
+
+
+def parse_stat(text: bytes) -> Stat:
+    """Parse /proc/PID/stat. The name may hold spaces and parentheses: it ends at the last `)`."""
+    head, _, tail = text.rpartition(b")")
+    fields = tail.split()
+    return Stat(
+        comm=head.partition(b"(")[2],
+        state=fields[0].decode("ascii", "replace"),
+        parent=int(fields[1]),
+        flags=int(fields[6]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        threads=int(fields[17]),
+        start=int(fields[19]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The fields of /proc/PID/status that stat lacks."""
+
+    tgid: int
+    kill_pending: bool
+    dumping: bool
+
+
+def parse_status(text: bytes) -> Status:
+    """Parse /proc/PID/status. `CoreDumping` exists since Linux 4.15; without it a dump looks like any exit."""
+    fields = dict(line.split(b":", 1) for line in text.splitlines() if b":" in line)
+    pending = int(fields.get(b"SigPnd", b"0"), 16) | int(fields.get(b"ShdPnd", b"0"), 16)
+    return Status(
+        tgid=int(fields[b"Tgid"]),
+        kill_pending=bool(pending & _SIGKILL_BIT),
+        dumping=fields.get(b"CoreDumping", b"0").strip() == b"1",
+    )
+
+
+class ProcessDirectory:
+    """An open /proc/PID (or /proc/PID/task/TID). A context manager; raises OSError as the class above says."""
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> ProcessDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self.fd)
+
+    def read(self, name: str, limit: int = 1 << 16) -> bytes:
+        """At most `limit` bytes of one file; for files that the kernel writes in one piece."""
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+        try:
+            return os.read(fd, limit)
+        finally:
+            os.close(fd)
+
+    def read_all(self, name: str, limit: int = 1 << 24) -> bytes:
+        """A file that comes in pieces, such as maps."""
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+        try:
+            pieces = []
+            while limit > 0 and (piece := os.read(fd, 1 << 17)):
+                pieces.append(piece)
+                limit -= len(piece)
+            return b"".join(pieces)
+        finally:
+            os.close(fd)
+
+    def link(self, name: str) -> str:
+        return os.readlink(name, dir_fd=self.fd)
+
+    def open(self, name: str) -> int:
+        """A descriptor of a directory below, for listing; the caller closes it."""
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
+
+    def names(self, name: str) -> list[str]:
+        fd = self.open(name)
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def stat(self) -> Stat:
+        return parse_stat(self.read("stat", 4096))
+
+    def status(self) -> Status:
+        return parse_status(self.read("status", 16384))
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of /proc/PID/mountinfo (proc(5)): enough to tell what file system a path is on."""
+
+    device: tuple[int, int]
+    point: str
+    kind: str
+
+
+def parse_mounts(text: bytes) -> tuple[Mount, ...]:
+    """Parse /proc/PID/mountinfo. Later lines lie over earlier ones at the same point."""
+    mounts = []
+    for line in text.decode("utf-8", "surrogateescape").splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if len(fields) > 4 and right:
+            major, _, minor = fields[2].partition(":")
+            mounts.append(Mount((int(major), int(minor)), fields[4], right.split(" ")[0]))
+    return tuple(mounts)
