@@ -1,11 +1,17 @@
 # Every task of this repository. CI (.ci/run) calls the same targets.
 
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # The test rig compiles an NVML library, makes certificates, reads /proc and asks a real promtool.
 DEBIAN := gcc libc6-dev libcjson-dev openssl procps prometheus
+PIP := $(BIN)/python -m pip install --quiet
+# Where packages come from is the machine's business, and no part of a public log.
+WITHOUT_HOSTS := sed -E "s,https?://[^ ']+,URL,g; s/host='[^']*'/host=.../g"
 LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet
 PROTO := exporter/sources/podresources/podresources.proto
@@ -20,8 +26,8 @@ install: $(VENV)/.installed ## Make .venv with the locked dependencies and this 
 
 $(VENV)/.installed: requirements-dev.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-dev.txt
-	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(PIP) --require-hashes --requirement requirements-dev.txt 2>&1 | $(WITHOUT_HOSTS)
+	@$(PIP) --no-deps --no-build-isolation --editable . 2>&1 | $(WITHOUT_HOSTS)
 	@touch $@
 
 demo: install ## Serve a recorded scenario on port 9836; ARGS adds flags

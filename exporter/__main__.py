@@ -1,7 +1,7 @@
 """The composition root: reads the command line, builds the parts, and runs them until told to stop.
 
-The only place that knows every part. Whatever is wrong with the settings, the address or the scenario is said here, before
-anything starts: exit code 2, and the last line names field, value and remedy.
+The only place that knows every part. Whatever is wrong with the settings, the address or the scenario is said
+here, before anything starts: exit code 2, and the last line names field, value and remedy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from exporter.sources.pod_names import PodNamesSource
 from exporter.sources.pods import PodsSource, connect
 from exporter.status_page import page
 
-# A cycle computes in Python beside the server's loop: the interpreter is told to hand over more often than each 5 ms.
+# A cycle computes in Python beside the server's loop: the interpreter is told to hand over more often than
+# each 5 ms.
 SWITCH_SECONDS = 0.0005
 
 log = logging.getLogger("exporter")

@@ -1,9 +1,10 @@
-"""The text of /proc/PID/cgroup to the pod, container or host unit that a process lives in. Pure; never raises.
+"""The text of /proc/PID/cgroup to the pod, container or host unit that a process lives in. Pure; never
+raises.
 
-What comes in is one line per hierarchy, `id:controllers:path` (cgroups(7)); which path says more depends on cgroup
-version, driver, runtime and nesting, so every line is tried. A path is relative to the reader's cgroup namespace root: it
-may begin with `/..`, and a cgroup root of any name may precede `kubepods`. Paths are never anchored at their start.
-A new layout is a new row of PATTERNS and a new line in tests/unit/test_cgroups.py.
+What comes in is one line per hierarchy, `id:controllers:path` (cgroups(7)); which path says more depends on
+cgroup version, driver, runtime and nesting, so every line is tried. A path is relative to the reader's cgroup
+namespace root: it may begin with `/..`, and a cgroup root of any name may precede `kubepods`. Paths are never
+anchored at their start. A new layout is a new row of PATTERNS and a new line in tests/unit/test_cgroups.py.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import re
 from exporter.model import Cgroup
 from exporter.text import printable
 
-# A pod's UID is a UUID, with underscores where systemd's slice names forbid dashes, or the 32 hex digits of a static pod's
-# config hash (kubelet, pkg/kubelet/cm/pod_container_manager_linux.go).
+# A pod's UID is a UUID, with underscores where systemd's slice names forbid dashes, or the 32 hex digits of a
+# static pod's config hash (kubelet, pkg/kubelet/cm/pod_container_manager_linux.go).
 _UID = r"(?P<pod>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
 _ID = r"(?<![0-9a-f])(?P<container>[0-9a-f]{64})(?![0-9a-f])"
 
-# First match wins. The outermost pod and the first container below it: what runs inside that container (Docker in a pod,
-# systemd in a container, kind in a pod) belongs to it. Outside pods the innermost container is the one that matters.
+# First match wins. The outermost pod and the first container below it: what runs inside that container
+# (Docker in a pod, systemd in a container, kind in a pod) belongs to it. Outside pods the innermost container
+# is the one that matters.
 PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     # conmon watches a CRI-O container from beside it and is none of its processes
     ("runtime monitor", re.compile(r"/(?P<unit>(?:crio|libpod)-conmon-[0-9a-f]+[^/]*)")),
@@ -30,14 +32,15 @@ PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("host service", re.compile(r"^.*/(?P<unit>[^/]+\.service)(?:/|$)")),
     ("host scope", re.compile(r"^.*/(?P<unit>[^/]+\.scope)(?:/|$)")),
 )
-# Where lines disagree (one hierarchy can be moved alone), a resource controller says more than freezer or a named hierarchy.
+# Where lines disagree (one hierarchy can be moved alone), a resource controller says more than freezer or a
+# named hierarchy.
 _PREFERRED = ("memory", "cpu", "pids", "devices", "")
 _DELETED = " (deleted)"
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})")  # systemd.unit(5): bytes that a unit name may not hold
 
 
 def parse(text: str) -> Cgroup:
-    """Return where a process lives; an empty Cgroup for the host's root group and for text that says nothing."""
+    """Return where a process lives; an empty Cgroup for the root group and for text that says nothing."""
     best = max((_place(line) for line in text.splitlines()), key=lambda p: p[0], default=None)
     return best[1] if best else Cgroup()
 

@@ -1,8 +1,9 @@
 """Records of `exporter.model` to plain data (what JSON and YAML can hold) and back, strictly.
 
-Child processes, scenario files and recordings all speak this form: a record is a mapping from field name to value with
-fields at their default left out, a tuple is a list, an enum member its value, a member of a union of records carries its
-class name under `is`. `decode` refuses what it does not know and says where it stands. Standard library only, no I/O.
+Child processes, scenario files and recordings all speak this form: a record is a mapping from field name to
+value with fields at their default left out, a tuple is a list, an enum member its value, a member of a union
+of records carries its class name under `is`. `decode` refuses what it does not know and says where it stands.
+Standard library only, no I/O.
 """
 
 from __future__ import annotations

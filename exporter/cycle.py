@@ -1,7 +1,7 @@
 """The agent's beat: gather → advance → render → publish, again and again on a fixed interval.
 
-In: a function that looks at the node, and a policy. Out: one immutable `Rendered` report, replaced by assigning one
-attribute, so that readers never lock. Logs what changes of the sources, not how they are.
+In: a function that looks at the node, and a policy. Out: one immutable `Rendered` report, replaced by
+assigning one attribute, so that readers never lock. Logs what changes of the sources, not how they are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from exporter.exposition import Rendered, Renderer
 from exporter.model import Missed, Policy, Reason, Report, Snapshot, SourceRecord
@@ -51,6 +52,7 @@ class Cycle:
         self._beat = time.monotonic()
         previous = self.published.report if self.published else None
         report = advance(self._policy, previous, self._gather(previous))
+        report = replace(report, took=time.monotonic() - self._beat)
         _log_transitions(previous, report)
         self.published = self._renderer.render(report)
         return report
@@ -60,7 +62,9 @@ class Cycle:
         return (True, "ready") if self.published else (False, "the first cycle is not complete yet")
 
     def healthy(self) -> tuple[bool, str]:
-        """Whether the loop makes progress. What sources do has no part in it: a restart does not cure a driver."""
+        """Whether the loop makes progress. What sources do has no part in it: a restart does not cure a
+        driver.
+        """
         age = time.monotonic() - self._beat
         limit = max(STALLED[0] * self._policy.interval, STALLED[1])
         return (True, "healthy") if age < limit else (False, f"no cycle has begun for {age:.0f} s")

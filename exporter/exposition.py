@@ -40,10 +40,6 @@ class Body:
     plain: bytes
     gzipped: bytes
 
-    def data(self, wants_gzip: bool) -> bytes:
-        """What to send."""
-        return self.gzipped if wants_gzip else self.plain
-
 
 class Renderer:
     """Makes a `Rendered` of each cycle's report, in the formats that scrapes asked for lately.
@@ -94,8 +90,7 @@ class Rendered:
             body = self._bodies.get((form, is_stale))
             if body is None:
                 families = [family for family in FAMILIES if family.about_exporter or not is_stale]
-                plain = expose(self.report, form, families)
-                body = Body(form.value, plain, gzip.compress(plain, _GZIP_LEVEL, mtime=0))
+                body = _pack(form, expose(self.report, form, families))
                 self._bodies[form, is_stale] = body
         return body
 
@@ -105,6 +100,16 @@ def stale(report: Report, monotonic: float) -> bool:
     return monotonic - report.snapshot.monotonic > STALE_AFTER * report.policy.interval
 
 
+def before_first_cycle(accept: str | None) -> Body:
+    """What a scrape gets while there is no report: a valid exposition without a single sample."""
+    form = negotiate(accept)
+    return _pack(form, _text(form, CollectorRegistry()))
+
+
+def _pack(form: Format, plain: bytes) -> Body:
+    return Body(form.value, plain, gzip.compress(plain, _GZIP_LEVEL, mtime=0))
+
+
 # --- text ---------------------------------------------------------------------------------------------------
 
 
@@ -112,6 +117,10 @@ def expose(report: Report, form: Format, families: Sequence[Family] = FAMILIES) 
     """The text of `families` for this report. ValueError where a row's labels do not fit its family."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(report, families))
+    return _text(form, registry)
+
+
+def _text(form: Format, registry: CollectorRegistry) -> bytes:
     match form:
         case Format.TEXT:
             return generate_latest(registry)

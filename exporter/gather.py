@@ -1,8 +1,8 @@
 """Look at the node once: ask every source in the one right order, and say what became of each.
 
-NVML, kubelet, pods, node, names and PCI are asked together; then the host is scanned, told NVML's numbers (so that a
-listed number which /proc lacks has died, not just been born); then containers' /dev. A source is waited for half an
-interval at most. Nothing here decides what a reading means.
+NVML, kubelet, pods, node, names and PCI are asked together; then the host is scanned, told NVML's numbers (so
+that a listed number which /proc lacks has died, not just been born); then containers' /dev. A source is
+waited for half an interval at most. Nothing here decides what a reading means.
 """
 
 from __future__ import annotations
@@ -42,16 +42,21 @@ T = TypeVar("T")
 class NvmlReader(Protocol):
     """What the cycle needs of the NVML source beyond reading it."""
 
-    def read(self) -> tuple[Nvml, bool]: ...
+    def read(self) -> tuple[Nvml, bool]:
+        """Ask, and wait for the answer."""
 
-    def partial(self) -> Nvml | None: ...
+    def partial(self) -> Nvml | None:
+        """What has come so far of the answer in flight."""
 
-    def in_flight(self) -> InFlight | None: ...
+    def in_flight(self) -> InFlight | None:
+        """The NVML call that has not returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """How to ask each source; None = it is off. `pods` and `node` are told whether their last answer looks outdated."""
+    """How to ask each source; None = it is off. `pods` and `node` are told whether their last answer looks
+    outdated.
+    """
 
     nvml: NvmlReader | None = None
     processes: Callable[[list[int], list[int]], Answer[ProcessTable]] | None = None
@@ -73,7 +78,9 @@ class Gatherer:
         self._slots: dict[str, Slot[object]] = {}
 
     def __call__(self, previous: Report | None) -> Snapshot:
-        """Ask everything that is on. `previous` tells which processes to watch and whether the pods look outdated."""
+        """Ask everything that is on. `previous` tells which processes to watch and whether the pods look
+        outdated.
+        """
         at, monotonic = time.time(), time.monotonic()
         sources, behind = self._sources, previous is not None and previous.attribution.api_behind
         self._start("nvml", sources.nvml.read if sources.nvml else None)

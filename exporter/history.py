@@ -1,8 +1,9 @@
-"""What must be remembered from cycle to cycle, and for how long. Pure: (policy, before, snapshot, attribution) → after.
+"""What must be remembered from cycle to cycle, and for how long. Pure: (policy, before, snapshot,
+attribution) → after.
 
-Every table is bounded by `policy.remember`; the oldest entries go first and are counted in `forgotten`. What was learned
-of one driver or one boot means nothing in the next, so memory of rows, processes and baselines is emptied when either
-changes. A missed source changes nothing that it would have told.
+Every table is bounded by `policy.remember`; the oldest entries go first and are counted in `forgotten`. What
+was learned of one driver or one boot means nothing in the next, so memory of rows, processes and baselines is
+emptied when either changes. A missed source changes nothing that it would have told.
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ class _Bound:
 
 
 def _indices(before: History, snapshot: Snapshot) -> tuple[tuple[str, int], ...]:
-    """The index that a GPU had when it was first seen in this boot: NVML renumbers when a GPU drops off the bus."""
+    """The index that a GPU had when it was first seen in this boot: NVML renumbers when a GPU drops off the
+    bus.
+    """
     nvml = value(snapshot.nvml)
     found = {gpu.uuid: gpu.index for gpu in nvml.gpus} if nvml else {}
     return tuple(sorted({**found, **dict(before.indices)}.items()))
@@ -128,7 +131,9 @@ def _inventory(before: History, snapshot: Snapshot) -> tuple[KnownGpu, ...]:
 
 
 def _rows(before: History, snapshot: Snapshot) -> list[RowSighting]:
-    """First sightings of numbers in process lists: a process that started later is not the one that NVML lists."""
+    """First sightings of numbers in process lists: a process that started later is not the one that NVML
+    lists.
+    """
     nvml = value(snapshot.nvml)
     rows = {(row.uuid, row.pid): row for row in before.rows}
     now = snapshot.monotonic
@@ -156,7 +161,9 @@ def _known(before: History, snapshot: Snapshot, attribution: Attribution) -> lis
 
 
 def _acquainted(known: Known | None, process: Process, uses: Sequence[Use], snapshot: Snapshot) -> Known:
-    """What is known of a process after one more look: its name stays as first seen, its place as last seen alive."""
+    """What is known of a process after one more look: its name stays as first seen, its place as last seen
+    alive.
+    """
     place = uses[0]
     named = place.workload != NOBODY or known is None
     empty = process.cgroup == Cgroup()
@@ -236,7 +243,7 @@ def _settled(policy: Policy, before: History, snapshot: Snapshot) -> float | Non
 def _source(name: str, before: History, snapshot: Snapshot) -> SourceRecord:
     """A source's counters. They exist from the first cycle and only grow."""
     record = next((one for one in before.sources if one.source == name), None) or SourceRecord(name)
-    errors = {reason: 0 for reason in Reason} | dict(record.errors)
+    errors = dict.fromkeys(Reason, 0) | dict(record.errors)
     match getattr(snapshot, name):
         case Seen(at=at):
             return SourceRecord(name, at, tuple(errors.items()), up=True)

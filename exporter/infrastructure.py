@@ -1,7 +1,8 @@
-"""The table of known GPU infrastructure: daemons that rightly hold device files of GPUs that nobody gave them.
+"""The table of known GPU infrastructure: daemons that rightly hold device files of GPUs that nobody gave
+them.
 
-A process is infrastructure by its systemd unit, or by its pod's namespace together with its executable's path. Never by a
-name alone: any user can call a process nvidia-smi. Pure.
+A process is infrastructure by its systemd unit, or by its pod's namespace together with its executable's
+path. Never by a name alone: any user can call a process nvidia-smi. Pure.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from exporter.model import Cgroup
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One daemon: what it is called in findings, its host units, and its executables when it runs in a pod."""
+    """One daemon: its name, its units on a host, and its executables when it runs in a pod."""
 
     name: str
     units: tuple[str, ...] = ()
     executables: tuple[str, ...] = ()
 
 
-# Namespaces in which an executable below is believed. Add yours where the GPU Operator is installed elsewhere.
+# Namespaces in which an executable below is believed. Add yours where the GPU Operator is installed
+# elsewhere.
 NAMESPACES = (
     "gpu-operator",
     "gpu-operator-resources",

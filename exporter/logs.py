@@ -1,4 +1,6 @@
-"""Logging to standard error: one line per event, as text or as JSON, with nothing in it that a terminal would act on."""
+"""Logging to standard error: one line per event, as text or as JSON, with nothing in it that a terminal would
+act on.
+"""
 
 from __future__ import annotations
 

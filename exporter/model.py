@@ -1,9 +1,9 @@
 """The vocabulary: what every other module talks about, and nothing else.
 
 Records are frozen and hold plain values, tuples and each other: no library objects, no open files, no clocks.
-`None` always means *not known or not supported*; a number is a number that somebody read (truth rules 1 and 2).
-Times are seconds since the epoch unless a name says otherwise, memory is in bytes, shares are ratios from 0 to 1.
-This module imports the standard library only and must never do I/O.
+`None` always means *not known or not supported*; a number is a number that somebody read (truth rules 1 and
+2). Times are seconds since the epoch unless a name says otherwise, memory is in bytes, shares are ratios from
+0 to 1. This module imports the standard library only and must never do I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Generic, TypeAlias, TypeVar
 T = TypeVar("T")
 
 
-# --- readings: what became of asking a source ------------------------------------------------------------------
+# --- readings: what became of asking a source ---------------------------------------------------------------
 
 
 class Reason(StrEnum):
@@ -67,12 +67,14 @@ class Off:
 Reading: TypeAlias = Seen[T] | Missed | Off
 
 
-# --- identities --------------------------------------------------------------------------------------------------
+# --- identities ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessId:
-    """A process of this boot: thread-group id and the leader's start in clock ticks since boot (proc(5), stat 22)."""
+    """A process of this boot: thread-group id and the leader's start in clock ticks since boot (proc(5), stat
+    22).
+    """
 
     pid: int
     start: int
@@ -105,8 +107,8 @@ class DeviceNode:
 class DeviceKey:
     """One thing that can be used or given: a whole GPU, or a MIG device of one.
 
-    `uuid` is the (parent) GPU's. `gi` and `ci` are None for a whole GPU; `mig_uuid` is "" there and wherever the MIG
-    device of (gi, ci) is not known.
+    `uuid` is the (parent) GPU's. `gi` and `ci` are None for a whole GPU; `mig_uuid` is "" there and wherever
+    the MIG device of (gi, ci) is not known.
     """
 
     uuid: str
@@ -126,11 +128,13 @@ class DeviceKey:
         )
 
 
-# --- device ids as the kubelet's device plugins and DRA drivers spell them ----------------------------------------
+# --- device ids as the kubelet's device plugins and DRA drivers spell them ----------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class GpuByUuid:
+    """A whole GPU by UUID."""
+
     uuid: str
 
 
@@ -143,12 +147,16 @@ class GpuByMinor:
 
 @dataclass(frozen=True, slots=True)
 class MigByUuid:
+    """A MIG device by its UUID."""
+
     mig_uuid: str
 
 
 @dataclass(frozen=True, slots=True)
 class MigByInstance:
-    """A MIG device by its parent (UUID in old drivers' ids, minor at GKE) and instance numbers; ci None = any of the GI."""
+    """A MIG device by its parent (UUID in old drivers' ids, minor at GKE) and instance numbers; ci None = any
+    of the GI.
+    """
 
     uuid: str | None
     minor: int | None
@@ -174,7 +182,9 @@ class Passthrough:
 
 @dataclass(frozen=True, slots=True)
 class Advisory:
-    """An id of a scheme whose kubelet choice is not the device that the container gets (HAMi, Volcano, gpushare, KAI)."""
+    """An id of a scheme whose kubelet choice is not the device that the container gets (HAMi, Volcano,
+    gpushare, KAI).
+    """
 
     scheme: str
     raw: str
@@ -199,12 +209,12 @@ DeviceRef: TypeAlias = (
 )
 
 
-# --- source nvml --------------------------------------------------------------------------------------------------
+# --- source nvml --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Frame buffer of a GPU or GPU instance. In version 1 `used` contains what the driver reserves (nvml.h)."""
+    """Frame buffer of a GPU or GPU instance. In version 1 `used` has the driver's reserve in it (nvml.h)."""
 
     total: int
     used: int
@@ -217,7 +227,8 @@ class Memory:
 class NvmlRow:
     """One entry of NVML's process lists, merged over the lists by (gi, ci, pid).
 
-    `pid` is the number as NVML gave it, which some drivers fill with a thread id. `memory` None = the driver says N/A.
+    `pid` is the number as NVML gave it, which some drivers fill with a thread id. `memory` None = the driver
+    says N/A.
     """
 
     pid: int
@@ -272,9 +283,9 @@ class Telemetry:
 class Gpu:
     """One GPU as NVML sees it in this cycle.
 
-    `rows` is None where the process list could not be had or is not to be believed, and `rows_problem` says why; an
-    empty tuple means that NVML lists nobody. `lost` is the NVML error of a GPU that stopped answering: then the inventory
-    is what was read before.
+    `rows` is None where the process list could not be had or is not to be believed, and `rows_problem` says
+    why; an empty tuple means that NVML lists nobody. `lost` is the NVML error of a GPU that stopped
+    answering: then the inventory is what was read before.
     """
 
     uuid: str
@@ -307,6 +318,8 @@ class GpuFault:
 
 @dataclass(frozen=True, slots=True)
 class Nvml:
+    """What the driver says of all its GPUs."""
+
     driver_version: str
     cuda_version: str
     nvml_version: str
@@ -325,7 +338,7 @@ class InFlight:
     since: float
 
 
-# --- source processes ---------------------------------------------------------------------------------------------
+# --- source processes ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +353,9 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A device file that a process has open or mapped. Descriptors opened with O_PATH hold nothing and are not counted."""
+    """A device file that a process has open or mapped. Descriptors opened with O_PATH hold nothing and are
+    not counted.
+    """
 
     node: DeviceNode
     descriptors: int = 0
@@ -389,7 +404,9 @@ class LiveContainer:
 
 @dataclass(frozen=True, slots=True)
 class CapabilityNode:
-    """What an nvidia-caps minor gives access to (/proc/driver/nvidia-caps/mig-minors); gpu_minor is a device minor."""
+    """What an nvidia-caps minor gives access to (/proc/driver/nvidia-caps/mig-minors); gpu_minor is a device
+    minor.
+    """
 
     minor: int
     gpu_minor: int
@@ -399,6 +416,8 @@ class CapabilityNode:
 
 @dataclass(frozen=True, slots=True)
 class ProcessTable:
+    """One scan of the host."""
+
     processes: tuple[Process, ...]
     containers: tuple[LiveContainer, ...]
     missing: tuple[int, ...]  # numbers asked for that have no /proc entry
@@ -413,7 +432,7 @@ class ProcessTable:
     agent: int = 0  # pid of the agent itself, whose children hold device files too
 
 
-# --- source container_dev -----------------------------------------------------------------------------------------
+# --- source container_dev -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,15 +447,19 @@ class ContainerView:
 
 @dataclass(frozen=True, slots=True)
 class ContainerDev:
+    """What the containers' /dev directories show."""
+
     views: tuple[ContainerView, ...]
 
 
-# --- source kubelet -----------------------------------------------------------------------------------------------
+# --- source kubelet -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The kubelet says: this container was given this device. `replica` is set for a shared device (`::n`, vgpu)."""
+    """The kubelet says: this container was given this device. `replica` is set for a shared device (`::n`,
+    vgpu).
+    """
 
     namespace: str
     pod: str
@@ -449,6 +472,8 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class KubeletPod:
+    """A pod that the kubelet lists, with devices or without."""
+
     namespace: str
     name: str
     containers: tuple[str, ...]
@@ -456,6 +481,8 @@ class KubeletPod:
 
 @dataclass(frozen=True, slots=True)
 class AllocatableDevice:
+    """A healthy device of a device plugin, given or not."""
+
     resource: str
     device_id: str
     ref: DeviceRef
@@ -463,15 +490,19 @@ class AllocatableDevice:
 
 @dataclass(frozen=True, slots=True)
 class Kubelet:
+    """One answer of the pod-resources API."""
+
     pods: tuple[KubeletPod, ...]
     allocations: tuple[Allocation, ...]
     allocatable: tuple[AllocatableDevice, ...] | None  # None: this kubelet does not offer the call
 
 
-# --- sources pods, node, pod_names, pci ----------------------------------------------------------------------------
+# --- sources pods, node, pod_names, pci ---------------------------------------------------------------------
 
 
 class ContainerKind(StrEnum):
+    """Which list of the pod a container stands in; a sidecar is a restartable init container."""
+
     APP = "app"
     INIT = "init"
     SIDECAR = "sidecar"
@@ -480,6 +511,8 @@ class ContainerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerStatus:
+    """A container of a pod, as the API server has it."""
+
     name: str
     kind: ContainerKind
     container_id: str = ""  # without the runtime prefix
@@ -492,7 +525,7 @@ class ContainerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod of this node as the API server has it. `cgroup_uid` is the config hash for a static pod's mirror."""
+    """A pod of this node by the API server. `cgroup_uid` is the config hash for a static pod's mirror."""
 
     uid: str
     cgroup_uid: str
@@ -510,16 +543,21 @@ class Pod:
 
     @property
     def ended(self) -> bool:
+        """Whether all its containers have run to their end."""
         return self.phase in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
 class Pods:
+    """The pods of this node."""
+
     pods: tuple[Pod, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
+    """The node object."""
+
     name: str
     capacity: tuple[tuple[str, int], ...]  # resources of GPUs only
     allocatable: tuple[tuple[str, int], ...]
@@ -528,7 +566,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PodName:
-    """A directory `<namespace>_<name>_<uid>` of the kubelet's pod logs, and the containers that have logs in it."""
+    """A directory `<namespace>_<name>_<uid>` of the kubelet's pod logs, and the containers that have logs in
+    it.
+    """
 
     uid: str
     namespace: str
@@ -538,11 +578,15 @@ class PodName:
 
 @dataclass(frozen=True, slots=True)
 class PodNames:
+    """The directories of the kubelet's pod logs."""
+
     names: tuple[PodName, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PciGpu:
+    """An NVIDIA GPU on the PCI bus."""
+
     address: str
     driver: str = ""  # nvidia, vfio-pci, nouveau, ... or "" when unbound
     minor: int | None = None
@@ -551,15 +595,17 @@ class PciGpu:
 
 @dataclass(frozen=True, slots=True)
 class Pci:
+    """The PCI bus."""
+
     gpus: tuple[PciGpu, ...]
 
 
-# --- one look at the node -------------------------------------------------------------------------------------------
+# --- one look at the node -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All readings of one cycle. `monotonic` counts on while the wall clock is set; ages are taken from it."""
+    """All readings of one cycle. `monotonic` counts on while the wall clock is set: it gives ages."""
 
     at: float
     monotonic: float
@@ -583,10 +629,12 @@ def value(reading: Reading[T]) -> T | None:
     return reading.value if isinstance(reading, Seen) else None
 
 
-# --- attribution ------------------------------------------------------------------------------------------------
+# --- attribution --------------------------------------------------------------------------------------------
 
 
 class Owner(StrEnum):
+    """To whom a process belongs. Orphan: its pod is gone by the word of API server and kubelet."""
+
     POD = "pod"
     HOST = "host"
     SYSTEM = "system"
@@ -595,6 +643,8 @@ class Owner(StrEnum):
 
 
 class Visibility(StrEnum):
+    """Who shows that a process is on a GPU: NVML's list, its open device files, or both."""
+
     NVML = "nvml"
     HOLDER = "holder"
     BOTH = "both"
@@ -613,6 +663,8 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
+    """The labels by which people know a container."""
+
     namespace: str = ""
     pod: str = ""
     container: str = ""
@@ -648,8 +700,9 @@ class Use:
 class Grant:
     """A device that the kubelet gave to a container, resolved to what NVML knows.
 
-    `device` is None where the id resolves to nothing that NVML shows. `shared` = the id says that others may be given the
-    same device. `current` False = carried over from before a kubelet restart: not known, not to be exported.
+    `device` is None where the id resolves to nothing that NVML shows. `shared` = the id says that others may
+    be given the same device. `current` False = carried over from before a kubelet restart: not known, not to
+    be exported.
     """
 
     allocation: Allocation
@@ -683,6 +736,8 @@ class FileHolders:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
+    """The readings of one cycle, joined."""
+
     uses: tuple[Use, ...] = ()
     grants: tuple[Grant, ...] = ()
     devices: tuple[DeviceUse, ...] = ()
@@ -693,7 +748,7 @@ class Attribution:
     )
 
 
-# --- what is remembered -------------------------------------------------------------------------------------------
+# --- what is remembered -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -709,7 +764,9 @@ class RowSighting:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is remembered of a process of interest while it lives, so that it keeps its name and owner when half gone."""
+    """What is remembered of a process of interest while it lives, so that it keeps its name and owner when
+    half gone.
+    """
 
     id: ProcessId
     comm: str
@@ -743,7 +800,7 @@ class KnownGpu:
 
 @dataclass(frozen=True, slots=True)
 class NamedPod:
-    """A pod UID of a cgroup and its name, kept for as long as a process or the kubelet may still mention it."""
+    """A pod UID of a cgroup and its name, kept while a process or the kubelet may still mention it."""
 
     uid: str
     namespace: str
@@ -763,6 +820,8 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
+    """Health of one source over time. `errors` counts missed cycles by reason."""
+
     source: str
     last_success: float | None = None
     errors: tuple[tuple[Reason, int], ...] = ()
@@ -772,7 +831,9 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All state there is. Bounded (see `exporter.history`); emptied where a new boot or driver makes it meaningless."""
+    """All state there is. Bounded (see `exporter.history`); emptied where a new boot or driver makes it
+    meaningless.
+    """
 
     boot_id: str = ""
     driver_version: str = ""
@@ -791,7 +852,7 @@ class History:
     forgotten: int = 0  # entries dropped because a bound was reached
 
 
-# --- policy and report ---------------------------------------------------------------------------------------------
+# --- policy and report --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -819,3 +880,4 @@ class Report:
     snapshot: Snapshot
     attribution: Attribution
     history: History
+    took: float | None = None  # seconds that gathering and judging took, once that is known

@@ -8,7 +8,9 @@ from exporter.model import History, Policy, Report, Snapshot
 
 
 def advance(policy: Policy, previous: Report | None, snapshot: Snapshot) -> Report:
-    """Fold one Snapshot into the Report. All state is the previous Report: tests and the demo are folds over frames."""
+    """Fold one Snapshot into the Report. All state is the previous Report: tests and the demo are folds over
+    frames.
+    """
     before = forget_other_world(previous.history if previous else History(), snapshot)
     attribution = attribute(policy, before, snapshot)
     return Report(policy, snapshot, attribution, remember(policy, before, snapshot, attribution))

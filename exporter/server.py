@@ -41,11 +41,16 @@ class Body(Protocol):
     """One rendering of the metrics: the same text plain and compressed."""
 
     @property
-    def content_type(self) -> str: ...
+    def content_type(self) -> str:
+        """The Content-Type, with its version."""
+
     @property
-    def plain(self) -> bytes: ...
+    def plain(self) -> bytes:
+        """The text."""
+
     @property
-    def gzipped(self) -> bytes: ...
+    def gzipped(self) -> bytes:
+        """The text compressed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Asking sources side by side, none of them for longer than a cycle waits.
 
-A slot is one source's worker thread with at most one call in flight. A call that does not return keeps its slot busy and
-costs that one thread, once; threads are daemons, so that none keeps the process from exiting. Nothing here knows what a
-source is or does.
+A slot is one source's worker thread with at most one call in flight. A call that does not return keeps its
+slot busy and costs that one thread, once; threads are daemons, so that none keeps the process from exiting.
+Nothing here knows what a source is or does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Call(Generic[T]):
             self._reading = Seen(answer[0], at, self.age(), answer[1])
         except SourceError as error:
             self._reading = Missed(error.reason, self.began, self.age(), error.detail)
-        except Exception as error:  # noqa: BLE001 (a bug in one source must not end the others)
+        except Exception as error:
             log.exception("source %s failed as it never should", name)
             self._reading = Missed(
                 Reason.PROTOCOL, self.began, self.age(), f"{type(error).__name__}: {error}"
@@ -88,9 +88,11 @@ class Slot(Generic[T]):
         self._queue.put(self._call)
 
     def collect(self, deadline: float) -> Reading[T]:
-        """The reading of the call that `start` left in flight, waiting for it until `deadline` (monotonic clock).
+        """The reading of the call that `start` left in flight, waiting for it until `deadline` (monotonic
+        clock).
 
-        A call that is not back by then is missed as `timeout` in the cycle that began it and as `busy` in later ones.
+        A call that is not back by then is missed as `timeout` in the cycle that began it and as `busy` in
+        later ones.
         """
         if self._call is None:
             raise RuntimeError(f"{self.name} was never started")

@@ -1,7 +1,7 @@
 """The join: process → container → pod → devices given to it, each row saying by which evidence. Pure.
 
-In: policy, what is remembered, and the readings of one cycle. Out: an Attribution. It decides nothing about right or
-wrong, and it never turns what was not seen into a value.
+In: policy, what is remembered, and the readings of one cycle. Out: an Attribution. It decides nothing about
+right or wrong, and it never turns what was not seen into a value.
 """
 
 from __future__ import annotations

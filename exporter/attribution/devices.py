@@ -1,8 +1,9 @@
 """One row per device: who has it for himself, whether it is given at all, and whose memory is on it. Pure.
 
-Memory that NVML's rows account for is *attributed*; what is used beyond that and beyond the driver's own share (the
-baseline, learned as a minimum) is *unattributed*. Where a row has no figure, or the driver's figures mean something else,
-nothing is said: a parent in MIG mode, unified or NUMA memory, confidential computing, a vGPU host, memory version 1.
+Memory that NVML's rows account for is *attributed*; what is used beyond that and beyond the driver's own
+share (the baseline, learned as a minimum) is *unattributed*. Where a row has no figure, or the driver's
+figures mean something else, nothing is said: a parent in MIG mode, unified or NUMA memory, confidential
+computing, a vGPU host, memory version 1.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def devices(
 
 
 def shared_instances(instances: Collection[DeviceKey]) -> tuple[DeviceKey, ...]:
-    """GPU instances with several compute instances: they share the memory, which then belongs to no MIG device alone."""
+    """GPU instances with several compute instances: they share the memory, which then belongs to no MIG
+    device alone.
+    """
     by_gi: dict[int, list[DeviceKey]] = {}
     for key in instances:
         if key.gi is not None:
@@ -77,7 +80,9 @@ def measured(gpu: Gpu, key: DeviceKey) -> tuple[Memory, int] | None:
 
 
 def attributed(gpu: Gpu, key: DeviceKey) -> int | None:
-    """Bytes that NVML's rows account for on a GPU or GPU instance; None where the list or a figure in it is missing."""
+    """Bytes that NVML's rows account for on a GPU or GPU instance; None where the list or a figure in it is
+    missing.
+    """
     if gpu.rows is None:
         return None
     mine: list[NvmlRow] = [row for row in gpu.rows if key.gi is None or row.gi == key.gi]
@@ -94,7 +99,7 @@ def judged(gpu: Gpu, key: DeviceKey, memory: Memory) -> bool:
     if key.gi is None and (gpu.mig_enabled or gpu.instances):
         return False
     return (
-        memory.version >= 2  # noqa: PLR2004  # version 1 counts the driver's reserve as used
+        memory.version >= 2  # version 1 counts the driver's reserve as used
         and not gpu.coherent_memory
         and not gpu.confidential
         and gpu.virtualization in _JUDGED
@@ -118,6 +123,8 @@ def _memory(
 
 
 def learned(policy: Policy, before: int | None, memory: Memory, rows: int) -> int:
-    """The driver's own share: the least that was ever used beyond the rows, and no more than the policy allows."""
+    """The driver's own share: the least that was ever used beyond the rows, and no more than the policy
+    allows.
+    """
     now = min(max(0, memory.used - rows), policy.baseline_limit)
     return now if before is None else min(before, now)

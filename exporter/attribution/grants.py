@@ -1,8 +1,8 @@
 """What the kubelet gave to whom, and which devices that makes allocated or somebody's own. Pure.
 
-In: the kubelet's reading, what is remembered of its last words, and the inventory. Three answers are kept apart: given,
-not given, and not known. A kubelet that has just started lists too little, and one that is silent lists nothing: what it
-said before holds for a while, then is unknown, never *not given*.
+In: the kubelet's reading, what is remembered of its last words, and the inventory. Three answers are kept
+apart: given, not given, and not known. A kubelet that has just started lists too little, and one that is
+silent lists nothing: what it said before holds for a while, then is unknown, never *not given*.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def is_known(policy: Policy, snapshot: Snapshot, history: History) -> bool:
 
 
 def allocated(device: DeviceKey, given: Collection[Grant], names: Names, is_known: bool) -> bool | None:
-    """Whether the device, or the whole GPU that it is part of, is given to a pod that has not ended. None: unknown."""
+    """Whether the device, or the whole GPU that it is part of, is given to a pod that has not ended. None:
+    unknown.
+    """
     whole = DeviceKey(device.uuid)
     mine = [g for g in given if g.device in (device, whole) and not _over(g, names)]
     if any(grant.current for grant in mine):
@@ -69,7 +71,7 @@ def allocated(device: DeviceKey, given: Collection[Grant], names: Names, is_know
 
 
 def owner(device: DeviceKey, given: Collection[Grant], names: Names) -> Workload:
-    """The workload that has the device for itself: exactly one active pod, given it exclusively. Else nobody."""
+    """The workload that has the device for itself: one active pod, given it exclusively. Else nobody."""
     mine = [g for g in given if g.device == device and not _over(g, names)]
     if not mine or any(g.shared or not g.current for g in mine):
         return NOBODY
@@ -89,7 +91,9 @@ def _over(grant: Grant, names: Names) -> bool:
 def _current(
     policy: Policy, snapshot: Snapshot, history: History, names: Names
 ) -> Iterator[tuple[Allocation, bool]]:
-    """Allocations and whether they are to be believed now; the history's before the kubelet's, which then wins."""
+    """Allocations and whether they are to be believed now; the history's before the kubelet's, which then
+    wins.
+    """
     recent = snapshot.monotonic - policy.kubelet_grace
     if not isinstance(snapshot.kubelet, Seen):
         within = _within_grace(policy, snapshot, history)
@@ -109,10 +113,11 @@ def is_settled(snapshot: Snapshot, history: History) -> bool:
 
 
 def is_carried(allocation: Allocation, snapshot: Snapshot, history: History, names: Names) -> bool:
-    """Whether an allocation that the kubelet no longer lists is unknown rather than over (DESIGN, the restart rule).
+    """Whether an allocation that the kubelet no longer lists is unknown rather than over (DESIGN, the restart
+    rule).
 
-    It is while the kubelet has not settled, unless the pod is listed with devices again, has no living cgroup, or is gone
-    by the word of the API server. A restarting kubelet lists a pod before its devices.
+    It is while the kubelet has not settled, unless the pod is listed with devices again, has no living
+    cgroup, or is gone by the word of the API server. A restarting kubelet lists a pod before its devices.
     """
     if is_settled(snapshot, history) or not isinstance(snapshot.kubelet, Seen):
         return not isinstance(snapshot.kubelet, Seen)

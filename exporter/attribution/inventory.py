@@ -1,7 +1,7 @@
 """Which devices there are, and every way to reach one: by UUID, device minor, MIG UUID, or instance numbers.
 
-In: the NVML and PCI readings and the history. What NVML said in this cycle outranks what PCI says, which outranks what is
-remembered; identity does not change while NVML is silent, so holders keep their GPU. Pure.
+In: the NVML and PCI readings and the history. What NVML said in this cycle outranks what PCI says, which
+outranks what is remembered; identity does not change while NVML is silent, so holders keep their GPU. Pure.
 """
 
 from __future__ import annotations
@@ -55,11 +55,14 @@ class Inventory:
         exact = [key for key in of_gi if key.ci == ci]
         if exact:
             return exact[0]
-        # Some driver versions leave the compute instance out: it is clear where the GPU instance has only one.
+        # Some driver versions leave the compute instance out: it is clear where the GPU instance has only
+        # one.
         return of_gi[0] if len(of_gi) == 1 and ci is None else DeviceKey(uuid, gi, ci)
 
     def opened(self, node: CapabilityNode) -> tuple[DeviceKey, ...]:
-        """The MIG devices that a capability descriptor gives access to; GI access alone opens no compute instance."""
+        """The MIG devices that a capability descriptor gives access to; GI access alone opens no compute
+        instance.
+        """
         uuid = self.by_minor(node.gpu_minor)
         if uuid is None or node.ci is None:
             return ()

@@ -1,8 +1,9 @@
 """Which pod a cgroup's UID or a container id is, and by which evidence.
 
-Order of belief: the API server's pod with that UID; a log directory of that UID, better where the kubelet lists that
-name; what an earlier cycle knew; else the UID alone. A pod is never named by its name alone: a re-created pod of the same name
-is another pod. A container is named by its id, or where the pod has ever had only one container. Pure.
+Order of belief: the API server's pod with that UID; a log directory of that UID, better where the kubelet
+lists that name; what an earlier cycle knew; else the UID alone. A pod is never named by its name alone: a
+re-created pod of the same name is another pod. A container is named by its id, or where the pod has ever had
+only one container. Pure.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class Names:
         return logs.containers[0] if logs and len(logs.containers) == 1 else ""
 
     def uid(self, namespace: str, name: str) -> str:
-        """The cgroup UID of the pod that the kubelet lists under a name; "" where no evidence picks exactly one."""
+        """The cgroup UID of the pod that the kubelet lists under a name; "" where no evidence picks exactly
+        one.
+        """
         if pod := self._by_name.get((namespace, name)):
             return pod.cgroup_uid
         known = {p.uid for p in self._logs.values() if (p.namespace, p.name) == (namespace, name)}
@@ -87,7 +90,9 @@ class Names:
         return pod is not None and pod.ended
 
     def may_live(self, namespace: str, name: str) -> bool:
-        """Whether a pod that the kubelet listed before can still be there: nothing that was seen rules it out."""
+        """Whether a pod that the kubelet listed before can still be there: nothing that was seen rules it
+        out.
+        """
         pod = self._by_name.get((namespace, name))
         if isinstance(self._api, Seen) and self._api.complete and (pod is None or pod.ended):
             return False

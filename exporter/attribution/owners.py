@@ -1,7 +1,9 @@
-"""To whom a process belongs: a pod, the host, the GPU infrastructure, a pod that is gone, or nobody knows. Pure.
+"""To whom a process belongs: a pod, the host, the GPU infrastructure, a pod that is gone, or nobody knows.
+Pure.
 
-A pod is gone only where the API server and the kubelet both say so, each in an answer that is complete and younger than
-the process: a list from before the pod was born, a kubelet that is starting, or a missing source prove nothing.
+A pod is gone only where the API server and the kubelet both say so, each in an answer that is complete and
+younger than the process: a list from before the pod was born, a kubelet that is starting, or a missing source
+prove nothing.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ class Owners:
             return False
         current = self._names.uid(name.namespace, name.name)
         listed = (name.namespace, name.name) in self._names.listed
-        return not listed or (current != "" and current != name.uid)
+        return not listed or (current not in ("", name.uid))
 
     def _started(self, process: Process) -> float:
         table = self._table

@@ -1,8 +1,8 @@
 """The rows *process on device*: NVML's lists, open descriptors and mappings, joined by process. Pure.
 
-One row per device on which a process has an NVML row, a descriptor or a mapping. A process that NVML shows on an instance
-of a GPU gets no second row for the parent whose file it must have open. A number that NVML lists and /proc lacks is a row
-without a process, labelled with whom it belonged to when it was last seen.
+One row per device on which a process has an NVML row, a descriptor or a mapping. A process that NVML shows on
+an instance of a GPU gets no second row for the parent whose file it must have open. A number that NVML lists
+and /proc lacks is a row without a process, labelled with whom it belonged to when it was last seen.
 """
 
 from __future__ import annotations
@@ -42,14 +42,18 @@ def uses(policy: Policy, snapshot: Snapshot, inventory: Inventory, owners: Owner
     for row in rows:
         on[row.device.uuid].add(row.pid)
     for pid, process in processes.items():
-        for device in held_devices(process, inventory, capabilities):
-            if pid not in on[device.uuid]:
-                rows.append(_row(policy, device, process, places[pid], owners, Visibility.HOLDER))
+        rows.extend(
+            _row(policy, device, process, places[pid], owners, Visibility.HOLDER)
+            for device in held_devices(process, inventory, capabilities)
+            if pid not in on[device.uuid]
+        )
     return tuple(sorted(rows, key=lambda row: (row.device.order, row.pid)))
 
 
 def _numbered(processes: Mapping[int, Process], owners: Owners) -> dict[int, Process]:
-    """Processes by NVML's numbers. A thread that NVML names may have exited: its process is remembered while it lives."""
+    """Processes by NVML's numbers. A thread that NVML names may have exited: its process is remembered while
+    it lives.
+    """
     folded = {
         number: processes[known.id.pid]
         for number, known in owners.by_number.items()
@@ -61,7 +65,9 @@ def _numbered(processes: Mapping[int, Process], owners: Owners) -> dict[int, Pro
 def held_devices(
     process: Process, inventory: Inventory, capabilities: Mapping[int, CapabilityNode]
 ) -> tuple[DeviceKey, ...]:
-    """The devices whose files a process has open or mapped: MIG devices where capability descriptors name them."""
+    """The devices whose files a process has open or mapped: MIG devices where capability descriptors name
+    them.
+    """
     opened: dict[str, set[DeviceKey]] = {}
     for hold in process.holds:
         if hold.node.kind is NodeKind.GPU and (uuid := inventory.by_minor(hold.node.minor)):
@@ -76,7 +82,7 @@ def held_devices(
 
 
 def is_client(process: Process) -> bool:
-    """Whether a process can own GPU memory: an NVML row, an nvidia-uvm descriptor, or a mapping of a device."""
+    """Whether a process can own GPU memory: NVML row, nvidia-uvm descriptor, or mapping of a device."""
     return bool(process.numbers) or any(
         hold.mappings or (hold.node.kind is NodeKind.UVM and hold.descriptors) for hold in process.holds
     )
@@ -158,7 +164,9 @@ def _holds_gpu(process: Process, gpu: Gpu) -> bool:
 
 
 def _usage(gpu: Gpu, listed: NvmlRow) -> ProcessUsage | None:
-    """NVML leaves idle processes out of its samples: where it gives samples at all, a listed process without one is idle."""
+    """NVML leaves idle processes out of its samples: where it gives samples at all, a listed process without
+    one is idle.
+    """
     if gpu.usage is None or listed.gi is not None:
         return None
     idle = ProcessUsage(listed.pid, 0.0, 0.0, 0.0, 0.0)
@@ -166,7 +174,9 @@ def _usage(gpu: Gpu, listed: NvmlRow) -> ProcessUsage | None:
 
 
 def _state(policy: Policy, process: Process, owners: Owners) -> str:
-    """running, stuck, zombie, exiting or stopped, from the states of proc(5) and what is remembered of its progress."""
+    """running, stuck, zombie, exiting or stopped, from the states of proc(5) and what is remembered of its
+    progress.
+    """
     if process.state in "ZX":
         return "zombie"
     if process.exiting:

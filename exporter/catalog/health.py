@@ -35,6 +35,10 @@ def _cycle_timestamp(report: Report) -> Samples:
     yield (), report.snapshot.at
 
 
+def _cycle_duration(report: Report) -> Samples:
+    yield from known((), report.took)
+
+
 # --- sources ------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +167,14 @@ FAMILIES = (
         "only metrics of the exporter itself are served.",
         (),
         _cycle_timestamp,
+    ),
+    Family(
+        "cycle_duration_seconds",
+        "gauge",
+        "How long the last cycle took to ask all sources and to join their answers, without rendering.",
+        (),
+        "stable",
+        _cycle_duration,
     ),
     Family(
         "source_up",

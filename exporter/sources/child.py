@@ -1,11 +1,13 @@
 """Both halves of the one mechanism by which the agent asks a child process.
 
-Whatever may block in the kernel (NVML, other processes' /proc, a container's /dev) is read in an exec'd child, because a
-thread that hangs there cannot be ended and keeps its process from exiting. A request and each frame of the reply are a
-32-bit length and JSON. A reply is any number of parts, each a name and a value, then one end: a value or a reason.
+Whatever may block in the kernel (NVML, other processes' /proc, a container's /dev) is read in an exec'd
+child, because a thread that hangs there cannot be ended and keeps its process from exiting. A request and
+each frame of the reply are a 32-bit length and JSON. A reply is any number of parts, each a name and a value,
+then one end: a value or a reason.
 
-The parent half (`Child`) never waits longer than it was told, starts no second child while the first still exists, and
-waits longer and longer between starts. The child half (`serve`) imports the standard library and `exporter.model` only.
+The parent half (`Child`) never waits longer than it was told, starts no second child while the first still
+exists, and waits longer and longer between starts. The child half (`serve`) imports the standard library and
+`exporter.model` only.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ Part = Callable[[str, Any], None]
 Handler = Callable[[Mapping[str, Any], Part], Any]
 
 
-# --- the child half ---------------------------------------------------------------------------------------------
+# --- the child half -----------------------------------------------------------------------------------------
 
 
 def serve(handlers: Mapping[str, Handler], closing: Callable[[], None] = lambda: None) -> None:
     """Answer requests from standard input until it ends or SIGTERM comes, then call `closing` once.
 
-    A handler gets the request and a function that sends one part; it returns the final value or raises SourceError.
-    Any other exception is a bug in the handler: it is reported as a protocol error with its type and text.
-    Standard output is kept for frames: what a library prints goes to standard error.
+    A handler gets the request and a function that sends one part; it returns the final value or raises
+    SourceError. Any other exception is a bug in the handler: it is reported as a protocol error with its type
+    and text. Standard output is kept for frames: what a library prints goes to standard error.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at a terminal is the parent's to act on
     signal.signal(signal.SIGTERM, _leave)
@@ -70,13 +72,17 @@ def _answer(handlers: Mapping[str, Handler], request: Mapping[str, Any], replies
         return {"reason": error.reason.value, "detail": error.detail}
     except BrokenPipeError:
         raise
-    except Exception as error:  # the parent must hear of a bug, not of a silent child
+    except Exception as error:  # noqa: BLE001 (the parent must hear of a bug, not of a silent child)
         return {"reason": Reason.PROTOCOL.value, "detail": f"{type(error).__name__}: {error}"}
 
 
-def _send(stream: BinaryIO, plain: Any) -> None:
+def _packed(plain: Any) -> bytes:
     data = json.dumps(plain, separators=(",", ":")).encode()
-    view = memoryview(_HEADER.pack(len(data)) + data)
+    return _HEADER.pack(len(data)) + data
+
+
+def _send(stream: BinaryIO, plain: Any) -> None:
+    view = memoryview(_packed(plain))
     while view:
         view = view[stream.write(view) :]
 
@@ -98,11 +104,13 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
     return data
 
 
-# --- the parent half ----------------------------------------------------------------------------------------------
+# --- the parent half ----------------------------------------------------------------------------------------
 
 
 class Child:
-    """One child process and the conversation with it. One call at a time; other callers are refused with `busy`."""
+    """One child process and the conversation with it. One call at a time; other callers are refused with
+    `busy`.
+    """
 
     def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
         # -I: neither the current directory nor PYTHON* variables may choose what a privileged child runs.
@@ -113,22 +121,17 @@ class Child:
         self._closed = False
         self._not_before = 0.0
         self._delay = 0.0
-        self._fresh = True
 
     @property
     def pid(self) -> int | None:
+        """The running child's."""
         return self._process.pid if self._process else None
-
-    @property
-    def fresh(self) -> bool:
-        """True until the running child has answered once: its first answer may take long."""
-        return self._fresh
 
     def call(self, op: str, request: Mapping[str, Any], seconds: float, part: Part = lambda *_: None) -> Any:
         """Ask and wait for the end of the reply, at most `seconds`; then the child is killed.
 
-        Raises SourceError: busy (a call is in flight, or a killed child has not gone), unavailable (no child can be
-        started, or it died), timeout, protocol, or what the child itself reports.
+        Raises SourceError: busy (a call is in flight, or a killed child has not gone), unavailable (no child
+        can be started, or it died), timeout, protocol, or what the child itself reports.
         """
         if not self._talking.acquire(blocking=False):
             raise SourceError(Reason.BUSY, "an earlier call has not returned")
@@ -137,13 +140,15 @@ class Child:
             end = self._converse(process, {"op": op, **request}, time.monotonic() + seconds, part)
         finally:
             self._talking.release()
-        self._fresh, self._delay = False, 0.0
+        self._delay = 0.0
         if "reason" in end:
             raise SourceError(Reason(end["reason"]), printable(str(end.get("detail", ""))))
         return end.get("end")
 
     def stop(self) -> None:
-        """Ask the child to end, wait up to STOP_SECONDS, kill it, and do not wait for one that the kernel holds."""
+        """Ask the child to end, wait up to STOP_SECONDS, kill it, and do not wait for one that the kernel
+        holds.
+        """
         process, self._process = self._process, None
         if process is None:
             return
@@ -181,7 +186,6 @@ class Child:
         except OSError as error:
             self._put_off()
             raise SourceError(Reason.UNAVAILABLE, f"child cannot be started: {error}") from error
-        self._fresh = True
         return self._process
 
     def _reaped(self) -> bool:
@@ -209,13 +213,15 @@ class Child:
     def _converse(
         self, process: subprocess.Popen[bytes], request: Mapping[str, Any], deadline: float, part: Part
     ) -> dict[str, Any]:
-        assert process.stdin is not None and process.stdout is not None
-        frames = _Frames(process.stdout.fileno(), deadline)
+        if process.stdin is None or process.stdout is None:
+            raise SourceError(Reason.PROTOCOL, "the child has no pipes")
+        talk = _Talk(process.stdout.fileno(), process.stdin.fileno(), deadline)
         try:
-            _send(process.stdin, request)  # type: ignore[arg-type]  # an unbuffered pipe is a RawIOBase
-            while "part" in (frame := frames.next()):
+            talk.send(request)
+            frame = talk.next()
+            while "part" in frame:
                 part(frame["part"], frame.get("value"))
-            return frame
+                frame = talk.next()
         except TimeoutError:
             self._buried("")
             raise SourceError(Reason.TIMEOUT, "no answer; the child was killed") from None
@@ -226,22 +232,31 @@ class Child:
             if isinstance(error, _GarbageError):
                 raise SourceError(Reason.PROTOCOL, broken.detail) from error
             raise broken from error
+        return frame
 
 
 class _GarbageError(ValueError):
     """Bytes from the child that are no frame."""
 
 
-class _Frames:
-    """Frames from a pipe until a deadline. Raises TimeoutError, EOFError, _GarbageError."""
+class _Talk:
+    """Frames to and from a child until a deadline. Raises TimeoutError, EOFError, OSError, _GarbageError."""
 
-    def __init__(self, descriptor: int, deadline: float) -> None:
-        self._descriptor = descriptor
+    def __init__(self, replies: int, requests: int, deadline: float) -> None:
+        self._replies = replies
+        self._requests = requests
         self._deadline = deadline
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLIN)
+        os.set_blocking(requests, False)  # a child that does not read must not hold us beyond the deadline
+
+    def send(self, plain: Any) -> None:
+        """One request."""
+        data = memoryview(_packed(plain))
+        while data:
+            self._wait(self._requests, select.POLLOUT)
+            data = data[os.write(self._requests, data) :]
 
     def next(self) -> dict[str, Any]:
+        """One frame of the reply."""
         (size,) = _HEADER.unpack(self._read(_HEADER.size))
         if size > FRAME_LIMIT:
             raise _GarbageError(f"a frame of {size} bytes")
@@ -256,11 +271,16 @@ class _Frames:
     def _read(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not self._poll.poll(left * 1000):
-                raise TimeoutError
-            chunk = os.read(self._descriptor, min(size - len(data), 1 << 20))
+            self._wait(self._replies, select.POLLIN)
+            chunk = os.read(self._replies, min(size - len(data), 1 << 20))
             if not chunk:
                 raise EOFError("it ended")
             data += chunk
         return bytes(data)
+
+    def _wait(self, descriptor: int, event: int) -> None:
+        poll = select.poll()
+        poll.register(descriptor, event)
+        left = self._deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise TimeoutError

@@ -1,8 +1,9 @@
 """Which NVIDIA device files a container can see in its /dev. Runs in the `host` child.
 
-In: live containers, each with one of its processes. Out: the device nodes in that process' /dev, by number. A container's
-file tree is hostile: it is entered only where mountinfo says that /dev is a tmpfs or devtmpfs, no link in it is followed,
-no file in it is opened, and only directories of that very mount are listed. Anything else is `unseen`, not empty.
+In: live containers, each with one of its processes. Out: the device nodes in that process' /dev, by number. A
+container's file tree is hostile: it is entered only where mountinfo says that /dev is a tmpfs or devtmpfs, no
+link in it is followed, no file in it is opened, and only directories of that very mount are listed. Anything
+else is `unseen`, not empty.
 """
 
 from __future__ import annotations

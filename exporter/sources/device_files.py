@@ -1,8 +1,9 @@
-"""Which character devices are NVIDIA's, and what a descriptor really is: numbers from the kernel, never names.
+"""Which character devices are NVIDIA's, and what a descriptor really is: numbers from the kernel, never
+names.
 
-Majors are looked up in /proc/devices each time, because most are dynamic and change with a reload of the driver. A
-descriptor or directory entry is proven by statx with AT_STATX_DONT_SYNC, which does not ask a file system for news: on a
-dead FUSE or NFS mount stat and fstat hang in the kernel, beyond the reach of SIGKILL.
+Majors are looked up in /proc/devices each time, because most are dynamic and change with a reload of the
+driver. A descriptor or directory entry is proven by statx with AT_STATX_DONT_SYNC, which does not ask a file
+system for news: on a dead FUSE or NFS mount stat and fstat hang in the kernel, beyond the reach of SIGKILL.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from exporter.model import CapabilityNode, DeviceNode, NodeKind
 
-# --- statx(2) -------------------------------------------------------------------------------------------------------
+# --- statx(2) -----------------------------------------------------------------------------------------------
 
 AT_SYMLINK_NOFOLLOW = 0x100
 AT_NO_AUTOMOUNT = 0x800
@@ -66,7 +67,7 @@ class FileNumber:
 
 
 def file_number(directory: int, name: str, *, follow: bool) -> FileNumber:
-    """Ask the kernel what `name` below an open directory is. Raises OSError; never waits for a file system."""
+    """Ask the kernel what `name` below an open directory is. Raises OSError; never waits."""
     flags = AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT | (0 if follow else AT_SYMLINK_NOFOLLOW)
     if _libc.statx(directory, os.fsencode(name), flags, _STATX_TYPE | _STATX_INO, _address) != 0:
         code = ctypes.get_errno()
@@ -75,7 +76,7 @@ def file_number(directory: int, name: str, *, follow: bool) -> FileNumber:
     return FileNumber(character, (_buffer.dev_major, _buffer.dev_minor), _buffer.ino)
 
 
-# --- the driver's majors -----------------------------------------------------------------------------------------
+# --- the driver's majors ------------------------------------------------------------------------------------
 
 # Names in /proc/devices. The front end was called nvidia-frontend until about driver 550.40.
 _KINDS: dict[str, NodeKind] = {
@@ -123,7 +124,7 @@ _ACCESS = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)")
 
 
 def capabilities(procfs: Path) -> tuple[CapabilityNode, ...]:
-    """What each nvidia-caps minor opens, from /proc/driver/nvidia-caps/mig-minors; empty without MIG support."""
+    """What each nvidia-caps minor opens (/proc/driver/nvidia-caps/mig-minors); empty without MIG support."""
     try:
         text = (procfs / "driver/nvidia-caps/mig-minors").read_text("ascii", "replace")
     except OSError:

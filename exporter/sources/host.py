@@ -1,7 +1,8 @@
-"""The `host` child: whatever reads other processes' /proc or a container's /dev, which may hang in the kernel.
+"""The `host` child: whatever reads other processes' /proc or a container's /dev, which may hang in the
+kernel.
 
-Child half: answers `processes` and `container_dev` requests with `Scanner` and `Viewer`. Parent half: `HostSource`, the
-agent's side of both. Run as `python -I -m exporter.sources.host PROCFS`.
+Child half: answers `processes` and `container_dev` requests with `Scanner` and `Viewer`. Parent half:
+`HostSource`, the agent's side of both. Run as `python -I -m exporter.sources.host PROCFS`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SECONDS = 60.0  # a scan that takes longer is given up, and its child is killed
 
 
 class HostSource:
-    """Sources `processes` and `container_dev`. Calls block; one at a time, a second one is refused as busy."""
+    """Sources `processes` and `container_dev`. Calls block; a second one at a time is refused as busy."""
 
     def __init__(self, procfs: Path, seconds: float = SECONDS) -> None:
         self._child = Child("exporter.sources.host", (str(procfs),))
@@ -30,7 +31,8 @@ class HostSource:
 
         Complete where every process could be read.
 
-        Raises SourceError: blind (foreign pid namespace, hidepid), denied, unavailable, timeout, busy, protocol.
+        Raises SourceError: blind (foreign pid namespace, hidepid), denied, unavailable, timeout, busy,
+        protocol.
         """
         request = {"numbers": sorted(numbers), "watched": sorted(watched)}
         table = self._ask("processes", request, ProcessTable)
@@ -46,6 +48,7 @@ class HostSource:
         return dev, not any(view.unseen for view in dev.views)
 
     def close(self) -> None:
+        """Stop the child for good."""
         self._child.close()
 
     def _ask(self, op: str, request: Mapping[str, Any], kind: Any) -> Any:
@@ -57,6 +60,7 @@ class HostSource:
 
 
 def main() -> None:
+    """The child."""
     # Imported here: the parent needs the class above, and none of what the child works with.
     from exporter.sources.container_dev import Viewer  # noqa: PLC0415
     from exporter.sources.processes import Scanner  # noqa: PLC0415

@@ -1,13 +1,15 @@
-"""Who has an NVIDIA device file open or mapped, and what state those processes are in. Runs in the `host` child.
+"""Who has an NVIDIA device file open or mapped, and what state those processes are in. Runs in the `host`
+child.
 
-In: numbers that NVML lists. Out: a ProcessTable with every holder, every process behind one of those numbers, and their
-ancestors; and each container of a pod that is alive. It never opens anything but files of /proc, and never trusts a name:
-link text decides only what is worth asking about, the device number of the open file decides what it is.
+In: numbers that NVML lists. Out: a ProcessTable with every holder, every process behind one of those numbers,
+and their ancestors; and each container of a pod that is alive. It never opens anything but files of /proc,
+and never trusts a name: link text decides only what is worth asking about, the device number of the open file
+decides what it is.
 
-How much is asked (DESIGN: the agent never costs what it measures): a descriptor whose text is below /dev or speaks of
-nvidia is proven in every scan. Every path-like descriptor and the mappings are proven for candidates (an NVML row, a
-descriptor, a client of the last scan, a sibling in its container) in every scan, and for one in SWEEP of all others, so
-that a device file under any other name is found within SWEEP scans.
+How much is asked (DESIGN: the agent never costs what it measures): a descriptor whose text is below /dev or
+speaks of nvidia is proven in every scan. Every path-like descriptor and the mappings are proven for
+candidates (an NVML row, a descriptor, a client of the last scan, a sibling in its container) in every scan,
+and for one in SWEEP of all others, so that a device file under any other name is found within SWEEP scans.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ TASK_LIMIT = 8_192  # of one process
 ANCESTOR_LIMIT = 32
 HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 # Texts that nearly every process has, and that a device file is looked for only in a thorough look.
-_COMMON = ("/dev/null", "/dev/pts/", "/dev/urandom", "/dev/shm/")
+_COMMON = ("/dev/null", "/dev/pts/", "/dev/urandom", "/dev/shm/")  # noqa: S108 (a text to compare with)
 INIT = 1
 
 
@@ -141,7 +143,7 @@ class Scanner:
     # --- NVML's numbers
 
     def _resolve(self, numbers: Collection[int]) -> tuple[dict[int, list[int]], set[int]]:
-        """Fold numbers, which may be thread ids, to their thread groups; and those that /proc does not have."""
+        """Fold numbers, which may be thread ids, to thread groups; and those that /proc does not have."""
         named: dict[int, list[int]] = {}
         missing = set()
         for number in numbers:
@@ -202,7 +204,7 @@ class Scanner:
                 continue
 
     def _descriptors(self, directory: ProcessDirectory, where: str, sight: _Sight, thorough: bool) -> int:
-        """Count the device files among the descriptors of one table; returns how many descriptors there are."""
+        """Count the device files among a table's descriptors; returns how many descriptors there are."""
         table = directory.open(where)
         try:
             names = os.listdir(table)
@@ -247,8 +249,9 @@ class Scanner:
                 os.close(links)
 
     def _mapped(self, links: int, fields: list[bytes], sight: _Sight) -> DeviceNode | None:
-        """What is mapped: asked of map_files, which wants CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (proc(5)); without
-        them by the inode, if a descriptor of the same file was proven in this scan; else it is not known.
+        """What is mapped: asked of map_files, which wants CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (proc(5));
+        without them by the inode, if a descriptor of the same file was proven in this scan; else it is not
+        known.
         """
         try:
             return self._majors.node(file_number(links, _range(fields[0]), follow=True).character)

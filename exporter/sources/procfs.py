@@ -1,7 +1,8 @@
-"""One process' files below /proc, through one directory descriptor: after pid reuse it gives ESRCH, never a mix-up.
+"""One process' files below /proc, through one directory descriptor: after pid reuse it gives ESRCH, never a
+mix-up.
 
-Texts are parsed as proc(5) describes them. `ProcessLookupError` and `FileNotFoundError` mean that the process is gone,
-which is normal; `PermissionError` means that the agent may not look, which is not.
+Texts are parsed as proc(5) describes them. `ProcessLookupError` and `FileNotFoundError` mean that the process
+is gone, which is normal; `PermissionError` means that the agent may not look, which is not.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Self
 
 PF_EXITING = 0x4  # include/linux/sched.h
 PF_KTHREAD = 0x200000
@@ -31,10 +33,12 @@ class Stat:
 
     @property
     def kernel_thread(self) -> bool:
+        """Whether it never had a user space."""
         return bool(self.flags & PF_KTHREAD)
 
     @property
     def exiting(self) -> bool:
+        """Whether it has begun to end."""
         return bool(self.flags & PF_EXITING)
 
 
@@ -63,7 +67,7 @@ class Status:
 
 
 def parse_status(text: bytes) -> Status:
-    """Parse /proc/PID/status. `CoreDumping` exists since Linux 4.15; without it a dump looks like any exit."""
+    """Parse /proc/PID/status. Before Linux 4.15 there is no `CoreDumping`: a dump looks like any exit."""
     fields = dict(line.split(b":", 1) for line in text.splitlines() if b":" in line)
     pending = int(fields.get(b"SigPnd", b"0"), 16) | int(fields.get(b"ShdPnd", b"0"), 16)
     return Status(
@@ -74,12 +78,12 @@ def parse_status(text: bytes) -> Status:
 
 
 class ProcessDirectory:
-    """An open /proc/PID (or /proc/PID/task/TID). A context manager; raises OSError as the class above says."""
+    """An open /proc/PID or /proc/PID/task/TID, as a context manager. Raises OSError as the module says."""
 
     def __init__(self, path: str) -> None:
         self.fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def __enter__(self) -> ProcessDirectory:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -108,6 +112,7 @@ class ProcessDirectory:
             os.close(fd)
 
     def link(self, name: str) -> str:
+        """Text of a symbolic link."""
         return os.readlink(name, dir_fd=self.fd)
 
     def open(self, name: str) -> int:
@@ -115,6 +120,7 @@ class ProcessDirectory:
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
 
     def names(self, name: str) -> list[str]:
+        """Entries of a directory below."""
         fd = self.open(name)
         try:
             return os.listdir(fd)
@@ -122,9 +128,11 @@ class ProcessDirectory:
             os.close(fd)
 
     def stat(self) -> Stat:
+        """Its /proc/PID/stat."""
         return parse_stat(self.read("stat", 4096))
 
     def status(self) -> Status:
+        """Its /proc/PID/status."""
         return parse_status(self.read("status", 16384))
 
 

@@ -1,4 +1,4 @@
-"""The kubelet source against a real gRPC server on a unix socket, with replies of real kubelets and with trouble."""
+"""The kubelet source against a real gRPC server on a unix socket: real replies, and trouble."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def reason(source: KubeletSource) -> tuple[Reason, str]:
     return caught.value.reason, caught.value.detail
 
 
-# --- replies of real kubelets --------------------------------------------------------------------------------------
+# --- replies of real kubelets -------------------------------------------------------------------------------
 
 HELD = (
     given("default", "held-n1", "a", A),
@@ -200,7 +200,7 @@ def test_every_recording_is_replayed() -> None:
     assert there == {*RECORDINGS, *OFFERED}
 
 
-# --- what else may be in a reply -----------------------------------------------------------------------------------
+# --- what else may be in a reply ----------------------------------------------------------------------------
 
 
 def listed(kubelet: rig.Kubelet, source: KubeletSource, *containers: dict[str, Any]) -> Kubelet:
@@ -255,7 +255,7 @@ def test_long_pod_name(kubelet: rig.Kubelet, source: KubeletSource) -> None:
     assert source.read()[0].pods == (KubeletPod("n", "p" * 253, ()),)
 
 
-# --- trouble -------------------------------------------------------------------------------------------------------
+# --- trouble ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_error_codes(
     text: str,
     expected: Reason,
 ) -> None:
-    """Each error of either call has its reason, but for those that say that the second one is not on offer."""
+    """Each error of either call has its reason, unless it says that the second is not on offer."""
     kubelet.fail(method, code, text)
     if method == "GetAllocatableResources" and (
         code is grpc.StatusCode.UNIMPLEMENTED or text.endswith("disabled")
@@ -373,7 +373,7 @@ def test_denied(kubelet: rig.Kubelet, folder: Path, mode: int) -> None:
     assert "uid 0" in detail
 
 
-# --- is it the whole truth -----------------------------------------------------------------------------------------
+# --- is it the whole truth ----------------------------------------------------------------------------------
 
 
 def test_restart_between_two_reads(kubelet: rig.Kubelet, source: KubeletSource) -> None:
@@ -417,7 +417,7 @@ def test_our_own_start(kubelet: rig.Kubelet, age: float, complete: bool) -> None
 
 
 def test_plugin_dies(kubelet: rig.Kubelet, source: KubeletSource, clock: Clock) -> None:
-    """Nothing on offer may be a restart in progress; after three minutes it is a dead plugin, and List is right."""
+    """Nothing on offer may be a restart; after three minutes it is a dead plugin, and List is right."""
     kubelet.load("07-plugin-dead.txt")
     kubelet.load(WHOLE_NODE, "GetAllocatableResources")
     assert source.read()[1]

@@ -102,6 +102,7 @@ CONTRACT = {
     "source_errors_total": "source reason",
     "node_gpus": "state",
     "cycle_timestamp_seconds": "",
+    "cycle_duration_seconds": "",
     "nvml_faults": f"{DEVICE} call error",
     "nvml_call_in_flight_info": f"{DEVICE} call",
     "nvml_call_in_flight_since_timestamp_seconds": f"{DEVICE} call",

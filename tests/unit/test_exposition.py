@@ -9,7 +9,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.catalog import Family
-from exporter.exposition import Format, Rendered, Renderer, expose, negotiate, stale
+from exporter.exposition import Format, Rendered, Renderer, before_first_cycle, expose, negotiate, stale
 from exporter.model import Attribution, Policy, Report
 from exporter.text import COMM_LIMIT, printable
 from tests import builders as b
@@ -76,8 +76,6 @@ def test_two_formats_and_nothing_else_are_negotiated(accept: str | None, expecte
     assert body.content_type == (OPENMETRICS if expected is Format.OPENMETRICS else TEXT)
     assert body.plain.endswith(b"# EOF\n") == (expected is Format.OPENMETRICS)
     assert gzip.decompress(body.gzipped) == body.plain
-    assert body.data(wants_gzip=True) is body.gzipped
-    assert body.data(wants_gzip=False) is body.plain
 
 
 class Clock:
@@ -205,6 +203,14 @@ def test_openmetrics_is_prepared_for_ten_cycles_after_it_was_asked_for() -> None
     assert first.body(OPENMETRICS).content_type == OPENMETRICS
     later = [prepared(renderer.render(report)) for _ in range(11)]
     assert later == [{Format.TEXT, Format.OPENMETRICS}] * 10 + [{Format.TEXT}]
+
+
+@pytest.mark.parametrize(("accept", "expected"), [(None, b""), (OPENMETRICS, b"# EOF\n")])
+def test_before_the_first_cycle_there_is_no_sample(accept: str | None, expected: bytes) -> None:
+    body = before_first_cycle(accept)
+    assert body.plain == expected
+    assert gzip.decompress(body.gzipped) == expected
+    assert body.content_type == (TEXT if accept is None else OPENMETRICS)
 
 
 def test_bodies_are_made_once() -> None:
