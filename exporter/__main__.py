@@ -28,7 +28,6 @@ from exporter.sources.host import HostSource
 from exporter.sources.kubelet import KubeletSource
 from exporter.sources.node import NodeSource
 from exporter.sources.nvml import NvmlSource
-from exporter.sources.pci import PciSource
 from exporter.sources.pod_names import PodNamesSource
 from exporter.sources.pods import PodsSource, connect
 from exporter.status_page import page
@@ -90,7 +89,7 @@ def sources(settings: Settings, closing: Callable[[Callable[[], None]], object])
     nvml = NvmlSource(
         settings.nvml.library, telemetry=settings.collector.telemetry, pause_file=settings.pause_file
     )
-    host = HostSource(settings.path.procfs)
+    host = HostSource(settings.path.procfs, settings.path.sysfs)
     closing(nvml.close)
     closing(host.close)
     api = connect(settings.kubernetes.kubeconfig) if settings.kubernetes.enabled else None
@@ -104,7 +103,7 @@ def sources(settings: Settings, closing: Callable[[Callable[[], None]], object])
         pods=pods.read if pods else None,
         node=node.read if node else None,
         pod_names=PodNamesSource(settings.path.pod_logs).read,
-        pci=PciSource(settings.path.sysfs, settings.path.procfs).read,
+        pci=host.read_pci,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 COMM_LIMIT = 15  # TASK_COMM_LEN of the kernel less its NUL (include/linux/sched.h)
 LABEL_LIMIT = 128
+NAME_LIMIT = 253  # RFC 1123 subdomain: the longest name that Kubernetes gives a pod or a node
 
 
 def printable(raw: bytes | str, limit: int = LABEL_LIMIT) -> str:

@@ -36,11 +36,10 @@ from exporter.model import (
     SourceError,
 )
 from exporter.sources.podresources import podresources_pb2 as api
-from exporter.text import printable
+from exporter.text import NAME_LIMIT, printable
 
 SERVICE = "/v1.PodResourcesLister/"
 REPLY_LIMIT = 16 * 2**20  # bytes; what upstream's own clients allow (kubelet/pkg/apis/podresources/client.go)
-NAME_LIMIT = 253  # RFC 1123 subdomain, the longest name of a pod
 UNSETTLED = 180.0  # seconds for which a kubelet without history, or without devices, is not believed
 
 # A code that stands in no row is an answer that cannot be understood.
@@ -252,25 +251,29 @@ def _allocations(listed: api.ListPodResourcesResponse) -> tuple[Allocation, ...]
     for pod in listed.pod_resources:
         for container in pod.containers:
             where = (printable(pod.namespace), printable(pod.name, NAME_LIMIT), printable(container.name))
-            for resource, device_id, ref, replica in sorted(_devices(container), key=lambda d: d[:2]):
+            for resource, device_id, ref, replica, claim in sorted(
+                _devices(container), key=lambda d: (*d[:2], d[4])
+            ):
                 found.setdefault(
                     (*where, resource, _identity(device_id, ref, replica)),
-                    Allocation(*where, resource, device_id, ref, replica),
+                    Allocation(*where, resource, device_id, ref, replica, claim),
                 )
     return tuple(
         sorted(found.values(), key=lambda a: (a.namespace, a.pod, a.container, a.resource, a.device_id))
     )
 
 
-def _devices(container: api.ContainerResources) -> Iterator[tuple[str, str, DeviceRef, str]]:
-    yield from _plugin_devices(container.devices)
+def _devices(container: api.ContainerResources) -> Iterator[tuple[str, str, DeviceRef, str, str]]:
+    """Resource or driver, id, what it means, replica mark and claim of each device."""
+    yield from ((*device, "") for device in _plugin_devices(container.devices))
     for claim in container.dynamic_resources:
         # cdi_devices repeats those of the entries before it (kubelet 1.31-1.36), so only the names count.
         for device in claim.claim_resources:
             ref = device_ids.parse_dra(device.driver_name, device.device_name)
             if ref is not None:
                 names = printable(device.driver_name), printable(device.device_name)
-                yield (*names, ref, printable(device.share_id))
+                claimed = printable(f"{claim.claim_namespace}/{claim.claim_name}", 2 * NAME_LIMIT)
+                yield (*names, ref, printable(device.share_id), claimed)
 
 
 def _plugin_devices(entries: Iterable[api.ContainerDevices]) -> Iterator[tuple[str, str, DeviceRef, str]]:

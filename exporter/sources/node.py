@@ -15,14 +15,13 @@ from urllib.parse import quote
 
 from exporter.model import Node, Reason, SourceError
 from exporter.sources.polling import LEAST, PERIOD, Getter, NotFoundError, Poll, gpu_quantities
-from exporter.text import printable
+from exporter.text import NAME_LIMIT, printable
 
 # GPU feature discovery and the GPU operator, node feature discovery, GKE's sharing.
 LABELS = re.compile(
     r"nvidia\.com/|feature\.node\.kubernetes\.io/pci-(?:0300_|0302_)?10de|cloud\.google\.com/gke-"
     r"(?:accelerator|gpu-partition-size|gpu-sharing-strategy|max-shared-clients-per-gpu)"
 )
-NAME_LIMIT = 253  # RFC 1123 subdomain
 
 
 class NodeSource:

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from exporter.model import PodName, PodNames, Reason, SourceError
-from exporter.text import printable
+from exporter.text import NAME_LIMIT, printable
 
 ENTRIES = 20_000  # looked at in one read, over the whole tree
-NAME_LIMIT = 253  # RFC 1123 subdomain, the longest name of a pod
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 

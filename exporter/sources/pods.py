@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 
 from exporter.model import ContainerKind, ContainerStatus, Pod, Pods, Reason, SourceError
 from exporter.sources.polling import LEAST, PERIOD, Getter, NotFoundError, Poll, gpu_quantities
-from exporter.text import printable
+from exporter.text import NAME_LIMIT, printable
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
@@ -33,7 +33,6 @@ READ_SECONDS = 10.0  # without a byte
 WHOLE_SECONDS = 30.0  # for one reply: a peer that drips must not hold the source for ever
 REPLY_LIMIT = 64 * 2**20  # bytes
 CHUNK = 2**16  # bytes
-NAME_LIMIT = 253  # RFC 1123 subdomain, the longest name of a pod
 ANNOTATION_LIMIT = 1024  # HAMi writes one entry per device and container
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 AGENT = "kubegpu-exporter"
@@ -72,8 +71,15 @@ def connect(kubeconfig: Path | None = None, service_account: Path = SERVICE_ACCO
 
 def _from_kubeconfig(path: Path) -> Configuration:
     from kubernetes.client import Configuration  # noqa: PLC0415 - see the module's docstring
-    from kubernetes.config import load_kube_config  # noqa: PLC0415
+    from kubernetes.config import ConfigException, load_kube_config  # noqa: PLC0415
+    from kubernetes.config.kube_config import KubeConfigMerger  # noqa: PLC0415
 
+    given = KubeConfigMerger(str(path)).config  # type: ignore[no-untyped-call]
+    context = given["contexts"].get_with_name(given["current-context"])["context"]
+    user = given["users"].get_with_name(context["user"])["user"]
+    if "exec" in user or "auth-provider" in user:
+        # The agent runs no program but its own children (DESIGN), and certainly none that a file names.
+        raise ConfigException("its user gets credentials from a program; give a token or a certificate")
     configuration = Configuration()
     load_kube_config(config_file=str(path), client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
     return configuration

@@ -80,6 +80,7 @@ class Poll(Generic[T]):
         return self._last
 
     def _poll(self) -> None:
+        began = self._wall()  # what happened since may be missing from the answer
         try:
             value, complete = self._ask()
         except SourceError as error:
@@ -87,7 +88,7 @@ class Poll(Generic[T]):
             self._wait(min(self._least * 2.0**self._failures, self._period))
             self._failures += 1
             raise
-        self._last = (value, complete, self._wall())
+        self._last = (value, complete, began)
         self._wait(self._period)
         self._failures = 0
 

@@ -57,6 +57,7 @@ class _Sight:
     descriptors: Counter[DeviceNode] = field(default_factory=Counter)
     mappings: Counter[DeviceNode] = field(default_factory=Counter)
     unread: set[str] = field(default_factory=set)
+    looked: bool = False  # its descriptors could be listed, and it has some
     truncated: bool = False
 
     @property
@@ -90,6 +91,7 @@ class Scanner:
         self._inodes.clear()
         named, missing = self._resolve(numbers)
         sights = {pid: sight for pid in pids if (sight := self._walk(pid, pid in named)) is not None}
+        self._refuse_if_blindfolded(sights)
         holders = {pid for pid, sight in sights.items() if sight.descriptors or sight.mappings}
         processes = tuple(self._describe(holders | set(watched), named, sights))
         described = {process.id.pid for process in processes}
@@ -129,6 +131,22 @@ class Scanner:
         if INIT not in pids:
             raise SourceError(Reason.BLIND, f"{self._root} hides processes of others (hidepid)")
         return pids
+
+    def _refuse_if_blindfolded(self, sights: Mapping[int, _Sight]) -> None:
+        """Seeing the descriptors of nobody but ourselves is no scan: it would find no holder on any node."""
+        if not any(sight.unread for pid, sight in sights.items() if pid != INIT):
+            return
+        agent = os.getppid()
+        for pid in (pid for pid, sight in sights.items() if sight.looked and pid not in (agent, os.getpid())):
+            try:
+                with ProcessDirectory(f"{self._root}/{pid}") as directory:
+                    if directory.stat().parent != agent:
+                        return
+            except GONE:
+                continue
+        raise SourceError(
+            Reason.DENIED, "no process may be looked at: run as root with SYS_PTRACE and DAC_READ_SEARCH"
+        )
 
     def _text(self, name: str) -> str:
         try:
@@ -182,7 +200,10 @@ class Scanner:
             descriptors = self._descriptors(directory, "fd", sight, thorough)
             if not descriptors:
                 self._look_at_threads(directory, sight, thorough)
+            sight.looked = descriptors > 0
         except PermissionError:
+            if directory.stat().kernel_thread:
+                return  # holds nothing, whoever may look
             sight.unread.add("fd")
         if not (thorough or sight.descriptors):
             return

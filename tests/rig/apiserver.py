@@ -152,7 +152,7 @@ class ApiServer:
 
     def answer(self, path: str, query: dict[str, str], token: str | None) -> tuple[int, Json]:
         """Status and object for a GET."""
-        if self.token is not None and token != f"Bearer {self.token}":
+        if self.token is not None and (token or "").lower() != f"bearer {self.token}".lower():
             return 401, status_object(401, "Unauthorized")
         parts = path.strip("/").split("/")
         match parts:

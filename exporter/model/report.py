@@ -1,0 +1,39 @@
+"""The numbers that judge, and the outcome of one cycle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exporter.model.attribution import Attribution
+from exporter.model.findings import NOTHING_FOUND, Diagnosis
+from exporter.model.history import History
+from exporter.model.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The numbers that the operator may set, and those that the design fixes. Seconds and counts."""
+
+    interval: float = 15.0
+    kubelet_grace: float = 60.0
+    kubelet_restart_grace: float = 180.0
+    baseline_limit: int = 256 * 2**20
+    remember: int = 8192  # bound of each table of the history
+    stuck_reads: int = 5  # scans without progress after which a process in state D is called stuck
+    process_series: bool = True
+    process_series_limit: int = 512
+    telemetry: bool = True
+    version: str = ""
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome of one cycle, and all that the next one needs of it."""
+
+    policy: Policy
+    snapshot: Snapshot
+    attribution: Attribution
+    history: History
+    diagnosis: Diagnosis = NOTHING_FOUND
+    took: float | None = None  # seconds that gathering and judging took, once that is known
