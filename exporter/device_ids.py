@@ -29,7 +29,7 @@ SHARED = "shared"
 DRA_DRIVER = "gpu.nvidia.com"
 
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_N = r"[0-9]{1,6}"
+_N = r"(?:0|[1-9][0-9]{0,5})"  # no leading zeros: a number has one spelling
 _PCI = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"
 
 Builder = Callable[[re.Match[str]], DeviceRef]

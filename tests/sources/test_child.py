@@ -135,7 +135,7 @@ def test_a_call_that_takes_too_long_costs_the_child(toy: Child) -> None:
     """The caller gets `timeout` when it is due, and the process is killed."""
     pid = toy.call("pid", {}, LONG)
     began = time.monotonic()
-    assert _refusal(toy, "sleep", seconds=0.3) is not None or pid
+    assert _refusal(toy, "sleep", 0.3, length=60).reason is Reason.TIMEOUT
     assert time.monotonic() - began < 5.0
     _eventually(lambda: not _runs(pid))
 
@@ -248,7 +248,7 @@ def test_an_exception_in_the_callers_part_does_not_leave_half_a_reply_behind(
 def test_a_second_caller_is_refused_while_one_waits(toy: Child) -> None:
     """It is told `busy` at once, and the first gets its answer."""
     answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(toy.call("sleep", {"seconds": 1.0}, LONG)))
+    thread = threading.Thread(target=lambda: answers.append(toy.call("sleep", {"length": 1}, LONG)))
     thread.start()
     _eventually(lambda: toy.pid is not None)
     began = time.monotonic()
@@ -258,31 +258,30 @@ def test_a_second_caller_is_refused_while_one_waits(toy: Child) -> None:
     assert answers == ["awake"]
 
 
-def test_no_second_child_while_a_killed_one_still_exists(toy: Child, no_delay: None) -> None:
+def test_no_second_child_while_a_killed_one_still_exists(
+    toy: Child, no_delay: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A child that the kernel holds (state D) outlives SIGKILL; here one that is not reaped stands for it."""
     toy.call("pid", {}, LONG)
-    assert toy._process is not None
     held = toy._process
-    reap, held.poll = held.poll, lambda: None  # type: ignore[method-assign]
-    assert _refusal(toy, "sleep", 0.2, seconds=LONG) if False else True
-    os.kill(held.pid, signal.SIGSTOP)
-    assert _refusal(toy, seconds=0.2).reason is Reason.TIMEOUT
-    for _ in range(3):
-        error = _refusal(toy)
-        assert error.reason is Reason.BUSY
-        assert str(held.pid) in error.detail
-        assert toy.pid is None
-    held.poll = reap  # type: ignore[method-assign]
+    assert held is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(held, "poll", lambda: None)
+        assert _refusal(toy, "sleep", 0.2, length=60).reason is Reason.TIMEOUT
+        for _ in range(3):
+            error = _refusal(toy)
+            assert error.reason is Reason.BUSY
+            assert str(held.pid) in error.detail
+            assert toy.pid is None
     _eventually(toy._reaped)
     assert toy.call("pid", {}, LONG) != held.pid
 
 
 def test_stop_from_another_thread_ends_a_call_in_flight(toy: Child) -> None:
-    """A pause or the end of the agent does not wait for a hung call, and the caller is told `unavailable`."""
-    errors: list[SourceError] = []
-    thread = threading.Thread(target=lambda: errors.append(_refusal(toy, "sleep", LONG, seconds=1)))
+    """The end of the agent does not wait for a hung call, and the caller is told `unavailable`."""
     toy.call("echo", {}, LONG)
-    thread = threading.Thread(target=lambda: errors.append(_refusal_of_sleep(toy)))
+    errors: list[SourceError] = []
+    thread = threading.Thread(target=lambda: errors.append(_refusal(toy, "sleep", LONG, length=60)))
     thread.start()
     time.sleep(0.3)
     began = time.monotonic()
@@ -291,3 +290,82 @@ def test_stop_from_another_thread_ends_a_call_in_flight(toy: Child) -> None:
     assert not thread.is_alive()
     assert time.monotonic() - began < mechanism.STOP_SECONDS + 2
     assert [error.reason for error in errors] == [Reason.UNAVAILABLE]
+
+
+def test_no_second_child_while_a_stopping_one_still_exists(toy: Child, no_delay: None) -> None:
+    """Two children would hold NVML handles at once, just when somebody asked for none."""
+    pid = toy.call("pid", {}, LONG)
+    os.kill(pid, signal.SIGSTOP)  # it does not hear SIGTERM
+    thread = threading.Thread(target=toy.stop)
+    thread.start()
+    _eventually(lambda: toy.pid is None)
+    assert _refusal(toy).reason is Reason.BUSY
+    thread.join(5)
+    _eventually(lambda: not _runs(pid))
+    _eventually(toy._reaped)
+    assert toy.call("pid", {}, LONG) != pid
+
+
+def test_stop_lets_the_child_close_what_it_has_open(tmp_path: Path) -> None:
+    """NVML is shut down before the process ends, once."""
+    log = tmp_path / "log"
+    child = Child(TOY, ("closing", str(log)))
+    child.call("echo", {}, LONG)
+    child.stop()
+    assert log.read_text() == "closed\n"
+    _end(child)
+
+
+def test_a_closed_child_is_not_started_again(toy: Child) -> None:
+    """A call that comes after the end starts no process that nobody would end."""
+    toy.call("echo", {}, LONG)
+    toy.close()
+    _eventually(toy._reaped)
+    assert _refusal(toy).reason is Reason.UNAVAILABLE
+    assert toy.pid is None
+
+
+# ---------------------------------------------------------------- nothing is left behind
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_two_hundred_deaths_leak_no_descriptor_and_no_zombie(toy: Child, no_delay: None) -> None:
+    """An agent that runs for months survives as many bad drivers."""
+    toy._command = (sys.executable, "-I", "-S", "-c", "pass")  # as fast a death as there is
+    _refusal(toy)
+    _eventually(toy._reaped)
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(200):
+        assert _refusal(toy).reason is Reason.UNAVAILABLE
+        _eventually(toy._reaped)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert toy._dying is None
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_child_ends_with_its_parent(busy: bool) -> None:
+    """Even where the parent was killed: at the end of its input, or when it has something to say."""
+    script = (
+        "import sys, threading\n"
+        "from exporter.sources.child import Child\n"
+        f"child = Child({TOY!r})\n"
+        "print(child.call('pid', {}, 20), flush=True)\n"
+        f"child.call('parts', {{'count': 100 if {busy} else 0, 'pause': 0.1}}, 20)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert _runs(pid)
+        parent.kill()
+    _eventually(lambda: not _runs(pid))
+
+
+def test_the_end_of_a_terminals_foreground_job_is_the_parents_to_act_on(toy: Child) -> None:
+    """A Ctrl-C reaches the child as well, which goes on until the parent says so."""
+    pid = toy.call("pid", {}, LONG)
+    os.kill(pid, signal.SIGINT)
+    assert toy.call("pid", {}, LONG) == pid

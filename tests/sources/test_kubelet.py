@@ -153,7 +153,7 @@ RECORDINGS: dict[str, tuple[tuple[KubeletPod, ...], tuple[Allocation, ...]]] = {
     "13-dra-one-claim-two-requests.txt": (
         (KubeletPod("team-a", "dra-0", ("none", "slice", "whole")),),
         tuple(
-            Allocation("team-a", "dra-0", container, DRA, name, ref)
+            Allocation("team-a", "dra-0", container, DRA, name, ref, claim="team-a/train")
             for container in ("slice", "whole")
             for name, ref in (
                 ("gpu-0", GpuByMinor(0)),
@@ -229,7 +229,7 @@ def test_share_of_a_claimed_device(kubelet: rig.Kubelet, source: KubeletSource) 
     device = {"driver_name": DRA, "pool_name": "n1", "device_name": "gpu-0", "share_id": "a671"}
     claim = messages.claim("c", "n", [device])
     found = listed(kubelet, source, {"name": "c", "dynamic_resources": [claim]})
-    assert found.allocations == (Allocation("n", "p", "c", DRA, "gpu-0", GpuByMinor(0), "a671"),)
+    assert found.allocations == (Allocation("n", "p", "c", DRA, "gpu-0", GpuByMinor(0), "a671", "n/c"),)
 
 
 def test_thousands_of_advisory_units(kubelet: rig.Kubelet, source: KubeletSource) -> None:
