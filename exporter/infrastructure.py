@@ -19,6 +19,9 @@ class Component:
     name: str
     units: tuple[str, ...] = ()
     executables: tuple[str, ...] = ()
+    memory_limit: int | None = (
+        512 * 2**20
+    )  # bytes on one GPU up to which it is excused; None: as much as it likes
 
 
 # Namespaces in which an executable below is believed. Add yours where the GPU Operator is installed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from exporter.attribution import attribute
+from exporter.diagnosis import diagnose
 from exporter.history import forget_other_world, remember
 from exporter.model import History, Policy, Report, Snapshot
 
@@ -13,4 +14,7 @@ def advance(policy: Policy, previous: Report | None, snapshot: Snapshot) -> Repo
     """
     before = forget_other_world(previous.history if previous else History(), snapshot)
     attribution = attribute(policy, before, snapshot)
-    return Report(policy, snapshot, attribution, remember(policy, before, snapshot, attribution))
+    found = previous.diagnosis.findings if previous else ()
+    diagnosis = diagnose(policy, before, found, snapshot, attribution)
+    history = remember(policy, before, snapshot, attribution)
+    return Report(policy, snapshot, attribution, history, diagnosis)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeAlias, TypeVar
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Reason(StrEnum):
@@ -31,10 +31,10 @@ class SourceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen(Generic[T]):
+class Seen(Generic[T_co]):
     """An answer. `complete` is False where the source knows that it saw only part."""
 
-    value: T
+    value: T_co
     at: float
     took: float
     complete: bool = True
@@ -57,4 +57,4 @@ class Off:
 
 OFF = Off()
 
-Reading: TypeAlias = Seen[T] | Missed | Off
+Reading: TypeAlias = Seen[T_co] | Missed | Off

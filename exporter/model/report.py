@@ -19,6 +19,13 @@ class Policy:
     kubelet_restart_grace: float = 180.0
     baseline_limit: int = 256 * 2**20
     remember: int = 8192  # bound of each table of the history
+    # Unattributed memory counts above the larger of bytes and share of the total: on a GPU, on a GPU instance.
+    orphaned_bytes: int = 512 * 2**20
+    orphaned_share: float = 0.02
+    orphaned_mig_bytes: int = 256 * 2**20
+    orphaned_mig_share: float = 0.05
+    expected_gpus: int | None = None  # how many the node should have, where the bus does not say
+    ages: tuple[tuple[str, float], ...] = ()  # "<finding>.<kind>" → seconds, where the operator set one
     stuck_reads: int = 5  # scans without progress after which a process in state D is called stuck
     process_series: bool = True
     process_series_limit: int = 512

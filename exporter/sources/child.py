@@ -53,7 +53,7 @@ def serve(handlers: Mapping[str, Handler], closing: Callable[[], None] = lambda:
     os.dup2(2, 1)
     try:
         while (request := _receive(requests)) is not None:
-            _send(replies, _answer(handlers, request, replies))
+            _write(replies, _answer(handlers, request, replies))
     except (BrokenPipeError, SystemExit):
         pass  # the parent is gone or has said that it wants no more
     finally:
@@ -64,16 +64,20 @@ def _leave(*_: object) -> None:
     raise SystemExit(0)
 
 
-def _answer(handlers: Mapping[str, Handler], request: Mapping[str, Any], replies: BinaryIO) -> dict[str, Any]:
+def _answer(handlers: Mapping[str, Handler], request: Mapping[str, Any], replies: BinaryIO) -> bytes:
+    """The frame that ends the reply."""
+
+    def part(name: str, plain: Any) -> None:
+        _write(replies, _packed({"part": name, "value": plain}))
+
     try:
-        handler = handlers[request["op"]]
-        return {"end": handler(request, lambda name, plain: _send(replies, {"part": name, "value": plain}))}
+        return _packed({"end": handlers[request["op"]](request, part)})
     except SourceError as error:
-        return {"reason": error.reason.value, "detail": error.detail}
+        return _packed({"reason": error.reason.value, "detail": error.detail})
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 (the parent must hear of a bug, not of a silent child)
-        return {"reason": Reason.PROTOCOL.value, "detail": f"{type(error).__name__}: {error}"}
+        return _packed({"reason": Reason.PROTOCOL.value, "detail": f"{type(error).__name__}: {error}"})
 
 
 def _packed(plain: Any) -> bytes:
@@ -81,8 +85,8 @@ def _packed(plain: Any) -> bytes:
     return _HEADER.pack(len(data)) + data
 
 
-def _send(stream: BinaryIO, plain: Any) -> None:
-    view = memoryview(_packed(plain))
+def _write(stream: BinaryIO, data: bytes) -> None:
+    view = memoryview(data)
     while view:
         view = view[stream.write(view) :]
 
@@ -149,15 +153,18 @@ class Child:
         """Ask the child to end, wait up to STOP_SECONDS, kill it, and do not wait for one that the kernel
         holds.
         """
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return
+        self._dying, self._process = (
+            process,
+            None,
+        )  # in this order: a caller starts no other while one is left
         process.terminate()
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-        self._dying = process
         if self._talking.acquire(timeout=STOP_SECONDS):  # a caller in flight still reads from its pipe
             self._reaped()
             self._talking.release()
@@ -174,7 +181,7 @@ class Child:
             return self._process
         if not self._reaped():
             raise SourceError(
-                Reason.BUSY, f"killed child {self._dying and self._dying.pid} is held by the kernel"
+                Reason.BUSY, f"child {self._dying and self._dying.pid} was told to end and has not ended"
             )
         wait = self._not_before - time.monotonic()
         if self._closed or wait > 0:
@@ -225,13 +232,16 @@ class Child:
         except TimeoutError:
             self._buried("")
             raise SourceError(Reason.TIMEOUT, "no answer; the child was killed") from None
-        except (EOFError, OSError, ValueError) as error:
+        except (EOFError, OSError, _GarbageError) as error:
             if self._process is not process:  # stop() took it away while we waited
                 raise SourceError(Reason.UNAVAILABLE, "the child was stopped") from error
             broken = self._buried(printable(str(error)) or "it closed the pipe")
             if isinstance(error, _GarbageError):
                 raise SourceError(Reason.PROTOCOL, broken.detail) from error
             raise broken from error
+        except BaseException:
+            self._buried("its reply was not read to the end")  # the next call must not find the rest
+            raise
         return frame
 
 
@@ -262,10 +272,12 @@ class _Talk:
             raise _GarbageError(f"a frame of {size} bytes")
         try:
             frame = json.loads(self._read(size))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _GarbageError(f"a frame that is no JSON: {error}") from error
         if not isinstance(frame, dict) or not frame.keys() & {"part", "end", "reason"}:
             raise _GarbageError("a frame that is neither part nor end")
+        if "reason" in frame and frame["reason"] not in tuple(Reason):
+            raise _GarbageError(f"a reason that is none: {frame['reason']!r}")
         return frame
 
     def _read(self, size: int) -> bytes:

@@ -23,6 +23,7 @@ from exporter.model import (
 )
 from exporter.sources.device_files import Majors, file_number
 from exporter.sources.procfs import GONE, Mount, ProcessDirectory, parse_mounts
+from exporter.text import printable
 
 REFRESH = 4  # scans in which every container's /dev is looked at once; new containers at once
 ENTRY_LIMIT = 4_096
@@ -69,6 +70,8 @@ class Viewer:
             unseen = "denied"
         except _UnsafeError as error:
             unseen = str(error)
+        except OSError as error:  # a zombie's mountinfo gives EINVAL; no container may hide the others
+            unseen = printable(f"{error.filename}: {error.strerror}")
         return ContainerView(container.pod_uid, container.container_id, nodes, unseen)
 
 
@@ -104,7 +107,7 @@ def _dev_mount(mounts: Sequence[Mount]) -> Mount:
 def _listed(dev: int, below: str, mount: Mount, majors: Majors) -> Iterator[DeviceNode]:
     try:
         if below and file_number(dev, below, follow=False).filesystem != mount.device:
-            return  # another mount lies there
+            raise _UnsafeError(f"/dev/{below} is a mount of its own")
         directory = os.open(below or ".", _OPEN, dir_fd=dev)
     except (FileNotFoundError, NotADirectoryError):
         return

@@ -14,6 +14,7 @@ and for one in SWEEP of all others, so that a device file under any other name i
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import Counter
@@ -217,7 +218,7 @@ class Scanner:
         stat = directory.stat()
         if stat.state != "Z" or stat.threads < 2:  # a zombie counts itself
             return
-        for tid in sorted(directory.names("task"), key=int)[1:TASK_LIMIT]:
+        for tid in sorted(directory.names("task"), key=int)[:TASK_LIMIT]:
             try:
                 if self._descriptors(directory, f"task/{tid}/fd", sight, thorough):
                     return  # threads share one descriptor table
@@ -232,25 +233,32 @@ class Scanner:
             sight.truncated |= len(names) > DESCRIPTOR_LIMIT
             for name in names[:DESCRIPTOR_LIMIT]:
                 try:
-                    text = os.readlink(name, dir_fd=table)
-                    if text[:1] != "/" or not (thorough or _speaks_of_device(text)):
-                        continue
-                    number = file_number(table, name, follow=True)
+                    self._descriptor(directory, table, where, name, sight, thorough)
                 except GONE:
                     continue  # closed while we looked
-                node = self._majors.node(number.character)
-                if node is not None and not _path_only(directory, where, name):
-                    sight.descriptors[node] += 1
-                    self._inodes[number.filesystem, number.inode] = node
+                except OSError:
+                    sight.unread.add("fd")  # one descriptor that cannot be asked about hides no other
             return len(names)
         finally:
             os.close(table)
+
+    def _descriptor(
+        self, directory: ProcessDirectory, table: int, where: str, name: str, sight: _Sight, thorough: bool
+    ) -> None:
+        text = _text_of(table, name)
+        if text is not None and (text[:1] != "/" or not (thorough or _speaks_of_device(text))):
+            return
+        number = file_number(table, name, follow=True)
+        node = self._majors.node(number.character)
+        if node is not None and not _path_only(directory, where, name):
+            sight.descriptors[node] += 1
+            self._inodes[number.filesystem, number.inode] = node
 
     def _mappings(self, directory: ProcessDirectory, sight: _Sight) -> None:
         """Count mappings of device files. A driver's memory is mapped shared, or at least says its name."""
         links: int | None = None
         try:
-            for line in directory.read_all("maps").splitlines():
+            for line in directory.read_all("maps").split(b"\n"):  # the only separator that the kernel escapes
                 fields = line.split(None, 5)
                 if len(fields) < 6 or fields[5][:1] != b"/":  # no file behind it
                     continue
@@ -328,6 +336,8 @@ class Scanner:
                 )
         except GONE:
             return None
+        except PermissionError:
+            return None  # the walk has counted it as unreadable
 
     def _blocked_tasks(self, directory: ProcessDirectory, pid: int, stat: Stat) -> Iterator[Task]:
         """Threads in state D: looked for each time once one was seen, for the rest once in TASK_SECONDS."""
@@ -358,9 +368,19 @@ class Scanner:
                     stat = directory.stat()
             except GONE:
                 continue
-            if stat.state != "Z":
+            if stat.state != "Z" or stat.threads > 1:  # a leader that exited while its threads live
                 seen.add(key)
                 yield LiveContainer(*key, ProcessId(pid, stat.start))
+
+
+def _text_of(table: int, name: str) -> str | None:
+    """The text of a descriptor's link; None where it is longer than a page, which whoever opened it chose."""
+    try:
+        return os.readlink(name, dir_fd=table)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise
 
 
 def _speaks_of_device(text: str) -> bool:
@@ -386,7 +406,7 @@ def _range(text: bytes) -> str:
 def _link(directory: ProcessDirectory, name: str) -> str:
     try:
         return printable(os.fsencode(directory.link(name)))
-    except (*GONE, PermissionError):
+    except OSError:  # gone, not ours to read, or longer than a page
         return ""
 
 

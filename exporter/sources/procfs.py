@@ -68,7 +68,8 @@ class Status:
 
 def parse_status(text: bytes) -> Status:
     """Parse /proc/PID/status. Before Linux 4.15 there is no `CoreDumping`: a dump looks like any exit."""
-    fields = dict(line.split(b":", 1) for line in text.splitlines() if b":" in line)
+    # Not splitlines: a process' name may hold a carriage return, and the kernel escapes newlines only.
+    fields = dict(line.split(b":", 1) for line in text.split(b"\n") if b":" in line)
     pending = int(fields.get(b"SigPnd", b"0"), 16) | int(fields.get(b"ShdPnd", b"0"), 16)
     return Status(
         tgid=int(fields[b"Tgid"]),
@@ -148,7 +149,7 @@ class Mount:
 def parse_mounts(text: bytes) -> tuple[Mount, ...]:
     """Parse /proc/PID/mountinfo. Later lines lie over earlier ones at the same point."""
     mounts = []
-    for line in text.decode("utf-8", "surrogateescape").splitlines():
+    for line in text.decode("utf-8", "surrogateescape").split("\n"):
         left, _, right = line.partition(" - ")
         fields = left.split(" ")
         if len(fields) > 4 and right:

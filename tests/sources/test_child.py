@@ -205,7 +205,7 @@ def test_the_wait_between_starts_grows_and_a_good_answer_resets_it(
     ["garbage", "huge", "no-json", "no-text", "nested", "no-object", "neither", "unknown-reason"],
 )
 def test_bytes_that_are_no_frame_are_a_protocol_error_and_end_the_child(nonsense: str) -> None:
-    """Never an exception of another kind, never gigabytes of buffer, and no second try with the same child."""
+    """Never an exception of another kind, never gigabytes of buffer, and no second try with that child."""
     child = Child(TOY, (nonsense,))
     error = _refusal(child)
     assert error.reason is Reason.PROTOCOL

@@ -10,13 +10,11 @@ import pprint
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from tests.rig.agent import Agent, Samples
 from tests.rig.holder import process_state
 from tests.rig.rig import Rig
 
-T = TypeVar("T")
 Row = tuple[str, ...]
 
 PREFIX = "kubegpu_"
@@ -95,7 +93,9 @@ def ancestors(pid: int) -> Iterator[int]:
 # ---------------------------------------------------------------- waiting
 
 
-def eventually(agent: Agent, look: Callable[[Samples], T], expected: T, timeout: float = 15.0) -> Samples:
+def eventually(
+    agent: Agent, look: Callable[[Samples], object], expected: object, timeout: float = 15.0
+) -> Samples:
     """Scrape until a look at the metrics gives what is expected; returns the scrape that did."""
     deadline = time.monotonic() + timeout
     while True:

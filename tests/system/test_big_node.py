@@ -49,6 +49,13 @@ def index_of(rig: Rig, uuid: str) -> str:
     return next(str(gpu.index) for gpu in rig.gpus if gpu.uuid == uuid)
 
 
+def device_of(target: Gpu | Mig) -> Row:
+    """The labels of INSTANCE of a GPU or MIG device."""
+    if isinstance(target, Mig):
+        return (target.gpu.uuid, str(target.gi), target.uuid)
+    return (target.uuid, "", "")
+
+
 def owner_of(row: OracleRow) -> str:
     """The one daemon of the GPU stack is known by the unit in which it runs."""
     group = Path(f"/proc/{row.pid}/cgroup").read_text()
@@ -120,10 +127,10 @@ def test_workloads_sum_their_processes(rig: Rig, agent: Agent) -> None:
 
 def test_each_device_file_has_its_holders(rig: Rig, agent: Agent) -> None:
     """device_holders counts the descriptors of every GPU's file, those without a row in NVML included."""
-    held: dict[str, int] = {f"/dev/nvidia{gpu.minor}": 0 for gpu in rig.gpus}
+    held: dict[str, int] = {f"nvidia{gpu.minor}": 0 for gpu in rig.gpus}
     for row in rig.oracle():
         (gpu,) = (gpu for gpu in rig.gpus if gpu.uuid == row.uuid)
-        held[f"/dev/nvidia{gpu.minor}"] += 1
+        held[f"nvidia{gpu.minor}"] += 1
     found: dict[str, float] = {}
     for (file, _), number in values(agent.samples(), "device_holders", "device_file", "owner").items():
         if file in held:
@@ -144,12 +151,7 @@ def test_allocations_are_those_that_were_given(rig: Rig, agent: Agent) -> None:
         for container, given in pod.devices.items():
             for resource, device_id, _ in given:
                 target = targets[device_id]
-                device = (
-                    (target.uuid, "", "")
-                    if isinstance(target, Gpu)
-                    else (target.gpu.uuid, str(target.gi), target.uuid)
-                )
-                expected.add((*device, resource, pod.uid, pod.namespace, pod.name, container))
+                expected.add((*device_of(target), resource, pod.uid, pod.namespace, pod.name, container))
     labels = (*INSTANCE, "resource", "pod_uid", *WORKLOAD)
     eventually(agent, lambda samples: rows(samples, "allocation_info", *labels), expected)
 
@@ -161,10 +163,7 @@ def test_allocated_is_what_was_given_and_nothing_else(rig: Rig, agent: Agent) ->
     for gpu in rig.gpus:
         for target in gpu.targets():
             if target.device_ids:
-                key = (
-                    (gpu.uuid, "", "") if isinstance(target, Gpu) else (gpu.uuid, str(target.gi), target.uuid)
-                )
-                expected[key] = float(bool(given & set(target.device_ids)))
+                expected[device_of(target)] = float(bool(given & set(target.device_ids)))
     eventually(agent, lambda samples: values(samples, "gpu_allocated", *INSTANCE), expected)
 
 
@@ -227,7 +226,7 @@ def test_the_scrape_stays_within_its_budget(agent: Agent) -> None:
 
 
 def test_promtool_has_nothing_to_say(agent: Agent) -> None:
-    """promtool check metrics passes names, units, types and help texts without a word."""
+    """The linter passes names, units, types and help texts without a word."""
     result = subprocess.run(
         ["promtool", "check", "metrics"], input=agent.scrape(), capture_output=True, text=True, check=False
     )

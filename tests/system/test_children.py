@@ -54,6 +54,10 @@ def holders(samples: Samples) -> set[tuple[str, ...]]:
     }
 
 
+def given(samples: Samples) -> set[tuple[str, ...]]:
+    return rows(samples, "allocation_info", "uuid", "mig_uuid", "pod")
+
+
 # ---------------------------------------------------------------- while the agent lives
 
 
@@ -75,9 +79,7 @@ def test_a_stopped_nvml_child_costs_nvmls_data_only(rig: Rig, agent: Agent) -> N
         assert not observe.series(samples, "process_memory_bytes")
         assert holders(samples) == holders(before)
         assert len(holders(samples)) == len(rig.oracle())
-        assert rows(samples, "allocation_info", "uuid", "pod") == rows(
-            before, "allocation_info", "uuid", "pod"
-        )
+        assert given(samples) == given(before)
         assert observe.series(samples, "device_holders")
         errors = values(samples, "source_errors_total", "reason", source="nvml")
         assert errors["timeout",] >= 1
@@ -139,11 +141,10 @@ def nothing(rig: Rig, agent: Agent) -> None:
     """All is well."""
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [nothing, stop_nvml, stop_host, stop_both, hang_nvml, mute_kubelet],
-    ids=lambda one: one.__name__,
-)
+TROUBLES = [nothing, stop_nvml, stop_host, stop_both, hang_nvml, mute_kubelet]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
 def test_sigterm_ends_it_in_time(rig: Rig, doomed: Agent, trouble: Callable[[Rig, Agent], None]) -> None:
     """The exit status is 0 within five seconds, and no child outlives the agent, whatever a source does."""
     running = observe.children(doomed)

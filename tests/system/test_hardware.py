@@ -18,7 +18,7 @@ SOON = 5.0  # seconds: a cycle, and another where the machine is busy
 
 @pytest.fixture(name="rig", scope="module")
 def mixed_rig() -> Iterator[Rig]:
-    with Rig() as rig, rig.batch():
+    with Rig() as rig:
         for _ in range(6):
             rig.add_gpu(utilization=5)
         parent = rig.add_gpu(mig=True)
@@ -97,7 +97,7 @@ def test_a_lost_gpu_loses_its_values_and_no_other_does(rig: Rig, agent: Agent) -
 
 def test_a_hung_gpu_does_not_take_those_before_it_along(rig: Rig, agent: Agent) -> None:
     """The cycle in which a call hangs keeps the GPUs read before, and names the GPU and the call."""
-    hung, call = rig.gpus[3], "nvmlDeviceGetTemperature"
+    hung, call = rig.gpus[3], "nvmlDeviceGetTemperatureV"
     hung.overrides = {"calls": {call: {"hang": True}}}
     rig.sync()
     try:
@@ -105,12 +105,11 @@ def test_a_hung_gpu_does_not_take_those_before_it_along(rig: Rig, agent: Agent) 
         samples = eventually(agent, measured, first, SOON)
         expected = {(call, hung.uuid, "3")}
 
-        def in_flight(samples: Samples) -> set[tuple[str, ...]]:
-            return rows(samples, "nvml_call_in_flight_info", "call", "uuid", "gpu")
+        def in_flight(samples: Samples) -> tuple[object, ...]:
+            calls = rows(samples, "nvml_call_in_flight_info", "call", "uuid", "gpu")
+            return calls, up(samples, "nvml")
 
-        samples = eventually(
-            agent, lambda samples: (in_flight(samples), up(samples, "nvml")), (expected, 0.0)
-        )
+        samples = eventually(agent, in_flight, (expected, 0.0))
         assert not observe.series(samples, "gpu_memory_used_bytes")
         since = one(samples, "nvml_call_in_flight_since_timestamp_seconds", uuid=hung.uuid)
         assert since == pytest.approx(time.time(), abs=15)

@@ -1,4 +1,4 @@
-"""Processes that lie about their name, hide a device file or hold nothing: what is believed, and what is not."""
+"""Processes that lie about their name, hide a device file or hold nothing: what is believed of them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -40,15 +40,10 @@ def watching_agent(rig: Rig, pod: Pod, command: Sequence[str]) -> Iterator[Agent
 
 @pytest.fixture(name="odd", scope="module")
 def holder_of_an_odd_name(rig: Rig, agent: Agent) -> tuple[Process, float]:
-    """A process of the host that holds a GPU by a name that says nothing; it is found while other tests run."""
+    """A process of the host that holds a GPU by a name that says nothing: found while other tests run."""
     node = rig.devices.gpu(rig.gpus[1].minor, "innocent")
-    started = rig.start(
-        (),
-        rig.groups.service("odd.service"),
-        listed=False,
-        uvm=False,
-        more=lambda orders: orders.open(node.path),
-    )
+    group = rig.groups.service("odd.service")
+    started = rig.start((), group, listed=False, uvm=False, more=lambda orders: orders.open(node.path))
     return started, time.monotonic()
 
 

@@ -37,6 +37,48 @@ def watching_agents(rig: Rig, command: Sequence[str]) -> Iterator[tuple[Agent, A
         yield with_api, without
 
 
+Facts = tuple[object, ...]
+
+
+def named(samples: Samples) -> set[Row]:
+    """Processes and the pods that they are named after."""
+    found = rows(samples, "process_info", "pid", "pod_uid", *WORKLOAD)
+    return {row for row in found if not observe.another_rigs(int(row[0]))}
+
+
+def facts(samples: Samples) -> Facts:
+    """Names, allocations, the owners of devices, how many GPUs have values, and the kubelet itself."""
+    return (
+        named(samples),
+        values(samples, "gpu_allocated", *INSTANCE),
+        rows(samples, "allocation_info", "uuid", "pod"),
+        rows(samples, "gpu_memory_used_bytes", *WORKLOAD),
+        len(rows(samples, "gpu_memory_used_bytes", "uuid")),
+        up(samples, "kubelet"),
+    )
+
+
+def device_facts(samples: Samples, uuid: str) -> Facts:
+    """Whether a device is allocated, to which pods, and whose labels it has."""
+    return (
+        values(samples, "gpu_allocated", "uuid").get((uuid,)),
+        rows(samples, "allocation_info", "pod", uuid=uuid),
+        rows(samples, "gpu_memory_used_bytes", "pod", uuid=uuid),
+    )
+
+
+def all_is_well(rig: Rig) -> Facts:
+    names = {
+        (str(process.pid), process.pod.uid, process.pod.namespace, process.pod.name, process.container)
+        for process in rig.processes
+        if process.pod is not None
+    }
+    owners = {("team-a", "train-0", "main"), ("team-a", "train-1", "main"), ("", "", "")}
+    allocations = {(rig.gpus[0].uuid, "train-0"), (rig.gpus[1].uuid, "train-1")}
+    given = {(gpu.uuid, "", ""): float(gpu.index < 2) for gpu in rig.gpus}
+    return (names, given, allocations, owners, 3, 1.0)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_silent_kubelet_is_believed_for_a_minute(rig: Rig, agents: tuple[Agent, Agent]) -> None:
@@ -44,65 +86,31 @@ def test_a_silent_kubelet_is_believed_for_a_minute(rig: Rig, agents: tuple[Agent
 
     After its return a pod that it does not list yet is unknown, not unallocated.
     """
-    owners = {("team-a", "train-0", "main"), ("team-a", "train-1", "main"), ("", "", "")}
-    names = {
-        (str(process.pid), process.pod.uid, process.pod.namespace, process.pod.name, process.container)
-        for process in rig.processes
-        if process.pod is not None
-    }
-    given = {(gpu.uuid, "", ""): float(gpu.index < 2) for gpu in rig.gpus}
-
-    def named(samples: Samples) -> set[Row]:
-        found = rows(samples, "process_info", "pid", "pod_uid", *WORKLOAD)
-        return {row for row in found if not observe.another_rigs(int(row[0]))}
-
-    def facts(samples: Samples) -> tuple[object, ...]:
-        return (
-            named(samples),
-            values(samples, "gpu_allocated", *INSTANCE),
-            rows(samples, "allocation_info", "uuid", "pod"),
-            rows(samples, "gpu_memory_used_bytes", *WORKLOAD),
-            len(rows(samples, "gpu_memory_used_bytes", "uuid")),
-            up(samples, "kubelet"),
-        )
-
-    allocations = {(rig.gpus[0].uuid, "train-0"), (rig.gpus[1].uuid, "train-1")}
+    well = all_is_well(rig)
     for agent in agents:
-        eventually(agent, facts, (names, given, allocations, owners, 3, 1.0))
+        eventually(agent, facts, well)
 
     rig.kubelet.stop()
     died = time.monotonic()
-    silent = (names, given, allocations, owners, 3, 0.0)
+    silent = (*well[:-1], 0.0)
     for agent in agents:
         eventually(agent, facts, silent, timeout=5)
     while time.monotonic() < died + GRACE - 5:
         for agent in agents:
             steady(agent, facts, silent, 1.0)
-    unknown: tuple[object, ...] = (names, {}, set(), {("", "", "")}, 3, 0.0)
+    unknown: Facts = (well[0], {}, set(), {("", "", "")}, 3, 0.0)
     for agent in agents:
         eventually(agent, facts, unknown, timeout=15)
     assert GRACE - 2 < time.monotonic() - died < GRACE + 6
 
+    listed, missing = (gpu.uuid for gpu in rig.gpus[:2])
     first, second = rig.pods
     rig.kubelet.set(pods=[first.resources()])
     rig.kubelet.start()
-
-    def allocated(samples: Samples) -> tuple[object, ...]:
-        return values(samples, "gpu_allocated", "uuid").get((rig.gpus[0].uuid,)), up(samples, "kubelet")
-
-    def of_missing(samples: Samples) -> tuple[object, ...]:
-        """What is said of the device of the pod that is not listed yet."""
-        uuid = rig.gpus[1].uuid
-        return (
-            values(samples, "gpu_allocated", "uuid").get((uuid,)),
-            rows(samples, "allocation_info", "pod", uuid=uuid),
-            rows(samples, "gpu_memory_used_bytes", "pod", uuid=uuid),
-        )
-
     for agent in agents:
-        eventually(agent, allocated, (1.0, 1.0), timeout=5)
-        steady(agent, of_missing, (None, set(), {("",)}), 2.0)
+        known: Facts = (1.0, {("train-0",)}, {("train-0",)})
+        eventually(agent, lambda samples: device_facts(samples, listed), known, timeout=5)
+        steady(agent, lambda samples: device_facts(samples, missing), (None, set(), {("",)}), 2.0)
     rig.kubelet.set(pods=[first.resources(), second.resources()])
     for agent in agents:
-        eventually(agent, of_missing, (1.0, {("train-1",)}, {("train-1",)}), timeout=5)
-        eventually(agent, facts, (names, given, allocations, owners, 3, 1.0), timeout=5)
+        eventually(agent, facts, well, timeout=5)

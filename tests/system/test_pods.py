@@ -1,4 +1,4 @@
-"""Pods that come, go and come back under the same name, while processes stay: whose is each of them?"""
+"""Pods that come, go and come back under the same name, while processes stay: whose each of them is."""
 
 from collections.abc import Iterator, Sequence
 

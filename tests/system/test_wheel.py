@@ -15,7 +15,7 @@ from tests.system.observe import HOST_CHILD, NVML_CHILD, one
 
 ROOT = Path(__file__).parents[2]
 CHILDREN = {
-    HOST_CHILD: ["/proc"],
+    HOST_CHILD: ["/proc", "/sys"],
     NVML_CHILD: ["--library", "/nowhere/libnvidia-ml.so.1", "--telemetry", "on"],
 }
 FORBIDDEN = {

@@ -1,0 +1,333 @@
+"""Findings about processes: phantom, stuck, orphan, external, hidden. Pure.
+
+A *client* has an NVML row, an nvidia-uvm descriptor or a mapping of a device, so that it can own memory; a
+*holder* has any NVIDIA file open. Both are what attribution made of them (`Use`), or for a process that is
+half gone what is remembered of it (`Known`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from exporter import infrastructure
+from exporter.diagnosis.facts import Facts
+from exporter.model import (
+    NOBODY,
+    ContainerStatus,
+    FindingName,
+    Holds,
+    NodeKind,
+    Owner,
+    Pod,
+    Process,
+    RowSighting,
+    Ruling,
+    Subject,
+    Undetermined,
+    Use,
+    Visibility,
+    value,
+)
+
+OVERDUE = 120.0  # seconds after deletionTimestamp, which already includes the grace period
+START_SLACK = 2.0  # seconds: start times have clock ticks, sightings have cycles
+# Wait channels (kernel functions) of the NVIDIA driver and of the locks that its calls sleep in
+# (kernel-open/).
+DRIVER_CHANNELS = ("nv", "uvm_", "os_acquire", "os_cond_acquire", "rm_", "_nv")
+# Where a frozen task sleeps: cgroup v1 (kernel/freezer.c) and v2 (kernel/signal.c).
+FROZEN_CHANNELS = ("__refrigerator", "do_freezer_trap", "get_signal")
+
+
+def _who(process: Process) -> str:
+    return f"{process.id.pid}/{process.id.start}"
+
+
+# --- phantom ------------------------------------------------------------------------------------------------
+
+
+def phantoms(facts: Facts) -> Iterator[Ruling]:
+    """Rows of NVML that no living process answers to."""
+    for use in facts.attribution.uses:
+        if use.visibility is Visibility.HOLDER or use.memory == 0:
+            continue
+        if use.process is None:
+            yield _phantom(facts, use)
+        elif (sighting := _older_row(facts, use)) is not None:
+            yield _aliased(use, sighting)
+
+
+def _phantom(facts: Facts, use: Use) -> Ruling:
+    """A row that no process answers to: held by those who inherited its descriptors, or by nobody we can see."""
+    holders = [
+        facts.processes[other.process]
+        for other in facts.uses_of_gpu(use.device.uuid)
+        if other.visibility is Visibility.HOLDER
+        and other.process in facts.processes
+        and other.owner is not Owner.SYSTEM
+        and use.pod_uid in ("", other.pod_uid)
+    ]
+    subject = Subject(FindingName.PHANTOM_PROCESS, use.device, str(use.pid))
+    if any(_maps_uvm(holder) for holder in holders):
+        # A fork does not copy the mapping of nvidia-uvm: this one made its own context, and older drivers
+        # list a thread of it that has ended.
+        return Undetermined(FindingName.PHANTOM_PROCESS, "held", use.device, "thread_id", subject.who)
+    evidence = [f"NVML lists pid {use.pid} on {use.device.uuid}; /proc/{use.pid} does not exist"]
+    evidence += [f"pid {holder.id.pid} ({holder.comm}) still has its files open" for holder in holders]
+    return Holds(
+        subject=subject,
+        kind="held" if holders else "unheld",
+        evidence=tuple(evidence),
+        workload=use.workload,
+        pod_uid=use.pod_uid,
+        pid=use.pid,
+        comm=use.comm,
+        memory=use.memory,
+        processes=tuple(holder.id for holder in holders),
+    )
+
+
+def _maps_uvm(process: Process) -> bool:
+    return any(hold.node.kind is NodeKind.UVM and hold.mappings for hold in process.holds)
+
+
+def _older_row(facts: Facts, use: Use) -> RowSighting | None:
+    """The row's first sighting, if that lies before the process that has its number now, which holds nothing."""
+    table = value(facts.snapshot.processes)
+    process = facts.processes.get(use.process) if use.process else None
+    if table is None or process is None or process.holds:
+        return None
+    started = table.boot_time + process.id.start / table.ticks_per_second
+    for sighting in facts.before.rows:
+        if sighting.uuid == use.device.uuid and sighting.pid in process.numbers:
+            return sighting if started > sighting.first + START_SLACK else None
+    return None
+
+
+def _aliased(use: Use, sighting: RowSighting) -> Holds:
+    return Holds(
+        subject=Subject(FindingName.PHANTOM_PROCESS, use.device, str(sighting.pid)),
+        kind="aliased",
+        evidence=(
+            f"NVML has listed pid {sighting.pid} on {use.device.uuid} since before the process with that pid began",
+            f"pid {use.pid} ({use.comm}) holds no NVIDIA file: it has only the number of a dead one",
+        ),
+        pid=sighting.pid,
+        memory=use.memory,
+    )
+
+
+# --- stuck --------------------------------------------------------------------------------------------------
+
+
+def stuck(facts: Facts) -> Iterator[Ruling]:
+    """Clients and holders that can neither go on nor end."""
+    table = value(facts.snapshot.processes)
+    agent = table.agent if table else 0
+    for process in facts.processes.values():
+        if agent in (process.id.pid, process.parent):
+            continue  # our own children have source metrics of their own
+        kind = _stuck_kind(facts, process)
+        if kind is not None:
+            yield from _stuck_on(facts, process, *kind)
+
+
+def _stuck_kind(facts: Facts, process: Process) -> tuple[str, str] | None:
+    """The kind, and what /proc shows; None for a process that is well, or may be."""
+    known = facts.known.get(process.id)
+    frozen = process.wchan in FROZEN_CHANNELS
+    if process.dumping:
+        return None
+    if process.state == "Z":
+        if process.threads > 1:
+            return "zombie_leader", f"State Z, and {process.threads - 1} of its threads live"
+        return ("zombie", "State Z, and NVML lists it") if process.numbers else None
+    if process.kill_pending:
+        return "kill_pending", f"State {process.state}, SIGKILL pending"
+    if process.exiting:
+        return "exiting", f"State {process.state}, exiting, descriptors closed or closing"
+    if frozen or process.state in "Tt" or known is None:
+        return None
+    stopped = [
+        task for task in process.blocked if task in known.blocked and task.wchan not in FROZEN_CHANNELS
+    ]
+    if not stopped:
+        return None
+    task = stopped[0]
+    driver = task.wchan.startswith(DRIVER_CHANNELS)
+    kind = "uninterruptible_driver" if driver else "uninterruptible_other"
+    return (
+        kind,
+        f"thread {task.tid} in state D in {task.wchan or 'an unknown function'}, CPU time standing still",
+    )
+
+
+def _stuck_on(facts: Facts, process: Process, kind: str, seen: str) -> Iterator[Holds]:
+    uses = {use.device: use for use in facts.uses_of(process.id)}
+    known = facts.known.get(process.id)
+    for device in {*uses, *(known.devices if known else ())}:
+        use = uses.get(device)
+        yield Holds(
+            subject=Subject(FindingName.STUCK_PROCESS, device, _who(process)),
+            kind=kind,
+            evidence=(f"/proc/{process.id.pid}/status: {seen}", _tie(use)),
+            workload=use.workload if use else known.workload if known else NOBODY,
+            pod_uid=use.pod_uid if use else known.pod_uid if known else "",
+            pid=process.id.pid,
+            comm=use.comm if use else known.comm if known else process.comm,
+            memory=use.memory if use else None,
+            processes=(process.id,),
+        )
+
+
+def _tie(use: Use | None) -> str:
+    match use.visibility if use else None:
+        case Visibility.HOLDER:
+            return "it has the device's files open"
+        case None:
+            return "it was seen on the device before its files were closed"
+        case _:
+            return "NVML lists it on the device"
+
+
+# --- orphan -------------------------------------------------------------------------------------------------
+
+
+def orphans(facts: Facts) -> Iterator[Ruling]:
+    """Living clients of pods and containers that are no longer current."""
+    for use in facts.attribution.uses:
+        process = facts.processes.get(use.process) if use.process else None
+        if process is None or not use.client or process.state in "ZX" or use.owner is Owner.SYSTEM:
+            continue
+        for kind, evidence in _orphan_kinds(facts, use, process):
+            yield Holds(
+                subject=Subject(FindingName.ORPHAN_PROCESS, use.device, _who(process)),
+                kind=kind,
+                evidence=(evidence,),
+                workload=use.workload,
+                pod_uid=use.pod_uid,
+                pid=use.pid,
+                comm=use.comm,
+                memory=use.memory,
+                processes=(process.id,),
+            )
+
+
+def _orphan_kinds(facts: Facts, use: Use, process: Process) -> Iterator[tuple[str, str]]:
+    where = f"pid {use.pid} lives in the cgroup of pod {use.pod_uid}"
+    if use.owner is Owner.ORPHAN:
+        yield "pod_gone", f"{where}, which neither the API server nor the kubelet knows"
+    pod = facts.pods.get(use.pod_uid)
+    if pod is not None:
+        name = f"{pod.namespace}/{pod.name}"
+        if pod.ended:
+            yield "pod_terminal", f"{where}; {name} is {pod.phase}"
+        due = pod.deletion_timestamp
+        if due is not None and facts.snapshot.at > due + OVERDUE:
+            yield (
+                "terminating_overdue",
+                f"{where}; {name} should have been gone {facts.snapshot.at - due:.0f} s ago",
+            )
+        if (current := _replaced_by(facts, use, process, pod)) is not None:
+            yield (
+                "stale_container",
+                f"{where}, of container {use.container_id[:12]}; {current.name} has been restarted",
+            )
+    if process.cgroup.deleted:
+        yield "cgroup_deleted", f"/proc/{use.pid}/cgroup names a group that was removed"
+
+
+def _replaced_by(facts: Facts, use: Use, process: Process, pod: Pod) -> ContainerStatus | None:
+    """The container that runs in the place of the process' own, which is not the current one and is older."""
+    table = value(facts.snapshot.processes)
+    if table is None or not use.container_id or not use.workload.container:
+        return None
+    if any(use.container_id == one.container_id for one in pod.containers):
+        return None
+    started = table.boot_time + process.id.start / table.ticks_per_second
+    for one in pod.containers:
+        if one.name == use.workload.container and one.running and one.started_at is not None:
+            return one if started < one.started_at else None
+    return None
+
+
+# --- external -----------------------------------------------------------------------------------------------
+
+
+def external(facts: Facts) -> Iterator[Ruling]:
+    """Clients outside Kubernetes that are no known infrastructure."""
+    for use in facts.attribution.uses:
+        process = facts.processes.get(use.process) if use.process else None
+        if process is None or not use.client or not _is_external(use, process):
+            continue
+        cgroup = process.cgroup
+        place = cgroup.unit or (f"container {cgroup.container_id[:12]}" if cgroup.container_id else "no unit")
+        yield Holds(
+            subject=Subject(FindingName.EXTERNAL_PROCESS, use.device, _who(process)),
+            kind=_external_kind(process),
+            evidence=(f"pid {use.pid} ({use.comm}) is in no pod: {place}", _tie(use)),
+            pid=use.pid,
+            comm=use.comm,
+            memory=use.memory,
+            processes=(process.id,),
+        )
+
+
+def _is_external(use: Use, process: Process) -> bool:
+    """In no pod; infrastructure is excused up to what such a daemon has ever needed."""
+    if use.owner is Owner.HOST:
+        return True
+    if use.owner is not Owner.SYSTEM or use.pod_uid or not use.memory:
+        return False
+    daemon = infrastructure.component(process.cgroup, "", process.exe)
+    return daemon is not None and daemon.memory_limit is not None and use.memory > daemon.memory_limit
+
+
+def _external_kind(process: Process) -> str:
+    cgroup = process.cgroup
+    if cgroup.container_id:
+        return "other_container"
+    if cgroup.unit.startswith(("session-", "user@")):
+        return "user_session"
+    return "system_service" if cgroup.unit.endswith(".service") else "unknown"
+
+
+# --- hidden -------------------------------------------------------------------------------------------------
+
+
+def hidden(facts: Facts) -> Iterator[Ruling]:
+    """Clients that NVML does not list, and that no listed process brought forth."""
+    for use in facts.attribution.uses:
+        process = facts.processes.get(use.process) if use.process else None
+        if process is None or use.visibility is not Visibility.HOLDER or not use.client:
+            continue
+        if use.owner is Owner.SYSTEM or _of_listed(facts, use, process):
+            continue
+        yield Holds(
+            subject=Subject(FindingName.HIDDEN_HOLDER, use.device, _who(process)),
+            kind="unlisted",
+            evidence=(
+                f"pid {use.pid} ({use.comm}) has {_files(process)} open or mapped; NVML does not list it",
+            ),
+            workload=use.workload,
+            pod_uid=use.pod_uid,
+            pid=use.pid,
+            comm=use.comm,
+            processes=(process.id,),
+        )
+
+
+def _of_listed(facts: Facts, use: Use, process: Process) -> bool:
+    """Whether it descends from a process of its pod that NVML lists on that GPU: a worker of a living job."""
+    for parent in facts.ancestors(process):
+        if any(
+            other.visibility is not Visibility.HOLDER
+            and other.device.uuid == use.device.uuid
+            and other.pod_uid == use.pod_uid
+            for other in facts.uses_of(parent.id)
+        ):
+            return True
+    return False
+
+
+def _files(process: Process) -> str:
+    return ", ".join(sorted({f"nvidia {hold.node.kind} {hold.node.minor}" for hold in process.holds}))

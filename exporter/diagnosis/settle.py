@@ -1,0 +1,137 @@
+"""Findings over cycles: ages, grace, holding through unknown, and which finding explains which. Pure.
+
+In: the findings of the cycle before and this cycle's rulings. Out: the findings now. A finding becomes active
+when it has held for as many consecutive cycles *and* seconds as its kind asks. One that cannot be judged
+again stays, flagged, until it is judged, its subject is gone, or HOLD seconds have passed: unknown resolves
+nothing, and does not age it either. A finding with a cause that another one tells is kept for the table and
+not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from exporter.diagnosis.facts import Facts
+from exporter.diagnosis.rule import Kind, Rule
+from exporter.model import Finding, FindingName, Holds, Policy, Ruling, Seen, Subject, Undetermined
+
+HOLD = 900.0  # seconds for which a finding that nobody can judge stays
+
+# Which findings are the cause of which, the first that fits is named. They must be about the same process, or
+# where a finding is about none, about the same pod on the same device.
+EXPLAINED_BY: dict[FindingName, tuple[FindingName, ...]] = {
+    FindingName.ORPHAN_PROCESS: (FindingName.STUCK_PROCESS,),
+    FindingName.EXTERNAL_PROCESS: (FindingName.STUCK_PROCESS,),
+    FindingName.USED_NOT_ALLOCATED: (FindingName.STUCK_PROCESS, FindingName.ORPHAN_PROCESS),
+    FindingName.EXCLUSIVE_GPU_SHARED: (FindingName.STUCK_PROCESS, FindingName.ORPHAN_PROCESS),
+    FindingName.ORPHANED_MEMORY: (FindingName.STUCK_PROCESS, FindingName.ORPHAN_PROCESS),
+    FindingName.HIDDEN_HOLDER: (
+        FindingName.STUCK_PROCESS,
+        FindingName.ORPHAN_PROCESS,
+        FindingName.PHANTOM_PROCESS,
+        FindingName.ORPHANED_MEMORY,
+        FindingName.EXTERNAL_PROCESS,
+        FindingName.USED_NOT_ALLOCATED,
+    ),
+    FindingName.IDLE_ALLOCATION: (FindingName.ALLOCATED_NOT_VISIBLE, FindingName.STUCK_PROCESS),
+}
+
+
+def settle(
+    rules: Sequence[Rule],
+    policy: Policy,
+    previous: Sequence[Finding],
+    facts: Facts,
+    rulings: Iterable[Ruling],
+) -> tuple[Finding, ...]:
+    """The findings after this cycle, in a fixed order."""
+    table = {rule.finding: rule for rule in rules}
+    rulings = tuple(rulings)
+    held = _held(table, rulings)
+    doubts = [ruling for ruling in rulings if isinstance(ruling, Undetermined)]
+    before = {finding.holds.subject: finding for finding in previous}
+    findings = [_again(policy, table, before.get(subject), holds, facts) for subject, holds in held.items()]
+    findings += [
+        kept
+        for subject, finding in before.items()
+        if subject not in held and (kept := _kept(finding, doubts, facts)) is not None
+    ]
+    findings.sort(key=lambda finding: finding.holds.subject.order)
+    return tuple(replace(finding, explained_by=_cause(finding, findings)) for finding in findings)
+
+
+def _held(table: Mapping[FindingName, Rule], rulings: Iterable[Ruling]) -> dict[Subject, Holds]:
+    """One ruling for each subject: of several kinds the one that stands first in the rule."""
+    held: dict[Subject, Holds] = {}
+    for ruling in rulings:
+        if isinstance(ruling, Holds):
+            known = held.get(ruling.subject)
+            if known is None or _rank(table, ruling) < _rank(table, known):
+                held[ruling.subject] = ruling
+    return held
+
+
+def _rank(table: Mapping[FindingName, Rule], holds: Holds) -> int:
+    rule = table[holds.subject.finding]
+    return rule.kinds.index(rule.kind(holds.kind))
+
+
+def _again(
+    policy: Policy, table: Mapping[FindingName, Rule], before: Finding | None, holds: Holds, facts: Facts
+) -> Finding:
+    """A finding that holds in this cycle. What was active stays so when its kind changes."""
+    now = facts.snapshot.monotonic
+    finding = Finding(
+        holds=holds,
+        since=before.since if before else facts.snapshot.at,
+        since_monotonic=before.since_monotonic if before else now,
+        held_monotonic=now,
+        cycles=before.cycles + 1 if before else 1,
+        active=before.active if before else False,
+    )
+    kind = table[holds.subject.finding].kind(holds.kind)
+    ripe = finding.cycles >= kind.cycles and now - finding.since_monotonic >= _age(policy, finding, kind)
+    return replace(finding, active=finding.active or ripe)
+
+
+def _age(policy: Policy, finding: Finding, kind: Kind) -> float:
+    return dict(policy.ages).get(f"{finding.holds.subject.finding}.{kind.name}", kind.age)
+
+
+def _kept(finding: Finding, doubts: Iterable[Undetermined], facts: Facts) -> Finding | None:
+    """A finding that does not hold now: kept where that is for want of evidence, None where it is over."""
+    doubt = next((doubt for doubt in doubts if _about(doubt, finding)), None)
+    if doubt is None or facts.snapshot.monotonic - finding.held_monotonic > HOLD:
+        return None
+    gone = isinstance(facts.snapshot.processes, Seen) and finding.holds.processes
+    if gone and not any(process in facts.processes for process in finding.holds.processes):
+        return None  # nobody is left that it could be about
+    return replace(finding, undetermined=doubt.reason)
+
+
+def _about(doubt: Undetermined, finding: Finding) -> bool:
+    subject = finding.holds.subject
+    return (
+        doubt.finding is subject.finding
+        and doubt.kind == finding.holds.kind
+        and doubt.device in (None, subject.device)
+        and doubt.who in (None, subject.who)
+    )
+
+
+def _cause(finding: Finding, findings: Iterable[Finding]) -> FindingName | None:
+    causes = EXPLAINED_BY.get(finding.holds.subject.finding, ())
+    others = [other for other in findings if other.holds.subject.finding in causes and _same(finding, other)]
+    return next((name for name in causes if any(o.holds.subject.finding is name for o in others)), None)
+
+
+def _same(finding: Finding, other: Finding) -> bool:
+    """Whether both are about one thing: a process of the same GPU, or a pod on it."""
+    mine, theirs = finding.holds, other.holds
+    one, two = mine.subject.device, theirs.subject.device
+    if one is not None and two is not None and one.uuid != two.uuid:
+        return False
+    if mine.processes:
+        return bool(set(mine.processes) & set(theirs.processes))
+    return bool(mine.pod_uid) and mine.pod_uid == theirs.pod_uid
