@@ -24,7 +24,7 @@ from tests.rig.nvml import build as nvml_build
 ROOT = Path(__file__).parents[1]
 COMMAND = "kubegpu-exporter"
 # Parts of the rig that mount, make device nodes or make control groups.
-PRIVILEGED = {f"tests.rig.{name}" for name in ("rig", "mounts", "devices", "cgroups", "proc")}
+PRIVILEGED = {f"tests.rig.{name}" for name in ("rig", "mounts", "devices", "cgroups", "proc", "proctree")}
 # Parts of the rig that are compiled, and with what.
 COMPILED = {
     "tests.rig.nvml.build": ("gcc", "libc6-dev", "libcjson-dev"),

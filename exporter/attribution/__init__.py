@@ -39,7 +39,7 @@ def attribute(policy: Policy, history: History, snapshot: Snapshot) -> Attributi
     owners = Owners(snapshot, history, names)
     given = granted.grants(policy, snapshot, history, inventory, names)
     certain = granted.is_known(policy, snapshot, history)
-    unnamed = tuple(sorted(_unnamed(snapshot, names)))
+    unnamed = tuple(sorted(set(_unnamed(snapshot, names))))
     return Attribution(
         uses=uses(policy, snapshot, inventory, owners),
         grants=given,
@@ -79,6 +79,5 @@ def _api_behind(snapshot: Snapshot, names: Names) -> bool:
         return True
     if kubelet is None:
         return False
-    told = {(pod.namespace, pod.name) for pod in names.pods.values()}
     running = {(pod.namespace, pod.name) for pod in names.pods.values() if pod.phase == "Running"}
-    return bool(names.listed - told or running - names.listed)
+    return bool(names.listed - names.told or running - names.listed)

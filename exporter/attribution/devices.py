@@ -85,6 +85,8 @@ def attributed(gpu: Gpu, key: DeviceKey) -> int | None:
     """
     if gpu.rows is None:
         return None
+    if key.gi is not None and any(row.gi is None for row in gpu.rows):
+        return None  # the driver does not say which instance that process is on
     mine: list[NvmlRow] = [row for row in gpu.rows if key.gi is None or row.gi == key.gi]
     total = 0
     for row in mine:

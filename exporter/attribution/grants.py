@@ -14,6 +14,7 @@ from exporter.attribution.names import Names
 from exporter.model import (
     NOBODY,
     Allocation,
+    Carried,
     DeviceKey,
     Grant,
     History,
@@ -51,7 +52,9 @@ def is_known(policy: Policy, snapshot: Snapshot, history: History) -> bool:
     """Whether a device that no grant names can be said to be free."""
     if isinstance(snapshot.kubelet, Seen):
         return snapshot.kubelet.complete
-    return _within_grace(policy, snapshot, history)
+    heard, settled = history.kubelet_heard, history.kubelet_settled
+    recent = heard is not None and snapshot.monotonic - heard <= policy.kubelet_grace
+    return recent and (settled is None or snapshot.monotonic >= settled)
 
 
 def allocated(device: DeviceKey, given: Collection[Grant], names: Names, is_known: bool) -> bool | None:
@@ -96,11 +99,10 @@ def _current(
     """
     recent = snapshot.monotonic - policy.kubelet_grace
     if not isinstance(snapshot.kubelet, Seen):
-        within = _within_grace(policy, snapshot, history)
-        yield from ((carried.allocation, within) for carried in history.carried)
+        yield from ((carried.allocation, carried.listed_monotonic >= recent) for carried in history.carried)
         return
     for carried in history.carried:
-        if is_carried(carried.allocation, snapshot, history, names):
+        if is_carried(carried, snapshot, history, names):
             yield carried.allocation, carried.listed_monotonic >= recent
     yield from ((allocation, True) for allocation in snapshot.kubelet.value.allocations)
 
@@ -112,7 +114,7 @@ def is_settled(snapshot: Snapshot, history: History) -> bool:
     return history.kubelet_settled is None or snapshot.monotonic >= history.kubelet_settled
 
 
-def is_carried(allocation: Allocation, snapshot: Snapshot, history: History, names: Names) -> bool:
+def is_carried(carried: Carried, snapshot: Snapshot, history: History, names: Names) -> bool:
     """Whether an allocation that the kubelet no longer lists is unknown rather than over (DESIGN, the restart
     rule).
 
@@ -121,14 +123,10 @@ def is_carried(allocation: Allocation, snapshot: Snapshot, history: History, nam
     """
     if is_settled(snapshot, history) or not isinstance(snapshot.kubelet, Seen):
         return not isinstance(snapshot.kubelet, Seen)
-    name = (allocation.namespace, allocation.pod)
+    name = (carried.allocation.namespace, carried.allocation.pod)
+    since = snapshot.at - (snapshot.monotonic - carried.listed_monotonic)
     listed = any((a.namespace, a.pod) == name for a in snapshot.kubelet.value.allocations)
-    return not listed and names.may_live(*name)
-
-
-def _within_grace(policy: Policy, snapshot: Snapshot, history: History) -> bool:
-    heard = history.kubelet_heard
-    return heard is not None and snapshot.monotonic - heard <= policy.kubelet_grace
+    return not listed and names.may_live(*name, since)
 
 
 def _order(grant: Grant) -> tuple[str, ...]:

@@ -36,11 +36,13 @@ class Inventory:
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in nvml.gpus} if nvml else {}
         self.known: dict[str, KnownGpu] = {gpu.uuid: gpu for gpu in history.inventory}
         self.known.update({gpu.uuid: _known(gpu) for gpu in self.gpus.values() if not gpu.lost})
-        self._by_minor = {gpu.minor: gpu.uuid for gpu in self.known.values() if gpu.minor is not None}
         pci = value(snapshot.pci)
-        for device in pci.gpus if pci else ():
-            if device.uuid and device.minor is not None:
-                self._by_minor.setdefault(device.minor, device.uuid)
+        # Later ones outrank earlier ones.
+        self._by_minor = {
+            one.minor: one.uuid
+            for one in (*history.inventory, *(pci.gpus if pci else ()), *self.gpus.values())
+            if one.uuid and one.minor is not None
+        }
         self._instances = {key.mig_uuid: key for gpu in self.known.values() for key in gpu.instances}
 
     def by_minor(self, minor: int) -> str | None:

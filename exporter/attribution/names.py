@@ -35,6 +35,7 @@ class Names:
         for pod in pods.pods if pods else ():
             self.pods[pod.uid] = self.pods[pod.cgroup_uid] = pod
         self._by_name = {(p.namespace, p.name): p for p in self.pods.values()}
+        self.told = set(self._by_name)
         self._by_container = {
             c.container_id: p for p in self.pods.values() for c in p.containers if c.container_id
         }
@@ -79,8 +80,7 @@ class Names:
         """
         if pod := self._by_name.get((namespace, name)):
             return pod.cgroup_uid
-        known = {p.uid for p in self._logs.values() if (p.namespace, p.name) == (namespace, name)}
-        known |= {p.uid for p in self._remembered.values() if (p.namespace, p.name) == (namespace, name)}
+        known = self._uids(namespace, name)
         alive = known & self.living if self.living is not None else known
         return next(iter(alive)) if len(alive) == 1 else ""
 
@@ -89,12 +89,20 @@ class Names:
         pod = self._by_name.get((namespace, name))
         return pod is not None and pod.ended
 
-    def may_live(self, namespace: str, name: str) -> bool:
-        """Whether a pod that the kubelet listed before can still be there: nothing that was seen rules it
-        out.
+    def may_live(self, namespace: str, name: str, since: float) -> bool:
+        """Whether a pod that the kubelet listed at `since` can still be there: nothing seen rules it out.
+
+        An API list from before then may be older than the pod.
         """
         pod = self._by_name.get((namespace, name))
-        if isinstance(self._api, Seen) and self._api.complete and (pod is None or pod.ended):
+        if pod is not None and pod.ended:
             return False
-        uid = self.uid(namespace, name)
-        return self.living is None or uid == "" or uid in self.living
+        if pod is None and isinstance(self._api, Seen) and self._api.complete and self._api.at >= since:
+            return False
+        uids = {pod.cgroup_uid} if pod else self._uids(namespace, name)
+        return self.living is None or not uids or bool(uids & self.living)
+
+    def _uids(self, namespace: str, name: str) -> set[str]:
+        """All pods that the logs and the memory know by a name."""
+        known = (*self._logs.values(), *self._remembered.values())
+        return {pod.uid for pod in known if (pod.namespace, pod.name) == (namespace, name)}

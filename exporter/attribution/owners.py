@@ -62,6 +62,8 @@ class Owners:
         cgroup = self._cgroup(process)
         if place := self._of_pod(process, cgroup, None):
             return place
+        if _is_dying(process) and _is_empty(cgroup):
+            return Place()  # on cgroup v1 every dead task reads so, whoever's it was
         system = infrastructure.component(cgroup, "", process.exe) is not None
         return Place(container_id=cgroup.container_id, owner=Owner.SYSTEM if system else Owner.HOST)
 
@@ -75,14 +77,7 @@ class Owners:
     def _cgroup(self, process: Process) -> Cgroup:
         """A dead or dying task of cgroup v1 shows the root group: what it lived in is remembered."""
         known = self.known.get(process.id)
-        dying = process.exiting or process.state in "ZX"
-        if (
-            dying
-            and known
-            and not (process.cgroup.pod_uid or process.cgroup.container_id or process.cgroup.unit)
-        ):
-            return known.cgroup
-        return process.cgroup
+        return known.cgroup if known and _is_dying(process) and _is_empty(process.cgroup) else process.cgroup
 
     def _is_agent(self, process: Process) -> bool:
         agent = self._table.agent if self._table else 0
@@ -105,6 +100,8 @@ class Owners:
             return False
         if name.uid in self._names.pods or pods.at < self._started(process):
             return False
+        if not name.name:  # the kubelet denies it only where each of its pods is known to be another one
+            return self._names.listed <= self._names.told
         current = self._names.uid(name.namespace, name.name)
         listed = (name.namespace, name.name) in self._names.listed
         return not listed or (current not in ("", name.uid))
@@ -112,3 +109,11 @@ class Owners:
     def _started(self, process: Process) -> float:
         table = self._table
         return table.boot_time + process.id.start / table.ticks_per_second if table else float("inf")
+
+
+def _is_dying(process: Process) -> bool:
+    return process.exiting or process.state in "ZX"
+
+
+def _is_empty(cgroup: Cgroup) -> bool:
+    return not (cgroup.pod_uid or cgroup.container_id or cgroup.unit)

@@ -38,14 +38,14 @@ def uses(policy: Policy, snapshot: Snapshot, inventory: Inventory, owners: Owner
     places = {pid: owners.place(process) for pid, process in processes.items()}
 
     rows = list(_listed(policy, inventory, by_number, places, owners))
-    on: Mapping[str, set[int]] = defaultdict(set)  # processes that NVML shows somewhere on a GPU
+    on: Mapping[tuple[str, int], list[DeviceKey]] = defaultdict(list)  # where NVML shows a process on a GPU
     for row in rows:
-        on[row.device.uuid].add(row.pid)
+        on[row.device.uuid, row.pid].append(row.device)
     for pid, process in processes.items():
         rows.extend(
             _row(policy, device, process, places[pid], owners, Visibility.HOLDER)
             for device in held_devices(process, inventory, capabilities)
-            if pid not in on[device.uuid]
+            if not any(_covers(listed, device) for listed in on[device.uuid, pid])
         )
     return tuple(sorted(rows, key=lambda row: (row.device.order, row.pid)))
 
@@ -81,6 +81,13 @@ def held_devices(
     return tuple(sorted(found, key=lambda key: key.order))
 
 
+def _covers(listed: DeviceKey, held: DeviceKey) -> bool:
+    """Whether NVML's row already tells of a file held of the same GPU: no parent row beside an instance row."""
+    if listed.gi is None or held.gi is None:
+        return True
+    return listed.gi == held.gi and listed.ci in (None, held.ci)
+
+
 def is_client(process: Process) -> bool:
     """Whether a process can own GPU memory: NVML row, nvidia-uvm descriptor, or mapping of a device."""
     return bool(process.numbers) or any(
@@ -97,7 +104,7 @@ def _listed(
 ) -> Iterator[Use]:
     for gpu in inventory.gpus.values():
         merged: dict[tuple[DeviceKey, int], Use] = {}
-        for listed in gpu.rows or ():
+        for listed in sorted(gpu.rows or (), key=lambda row: row.pid):
             device = inventory.instance(gpu.uuid, listed.gi, listed.ci)
             process = by_number.get(listed.pid)
             if process is None:
@@ -154,9 +161,25 @@ def _lost_row(device: DeviceKey, listed: NvmlRow, owners: Owners) -> Use:
 
 def _sum(one: Use, other: Use) -> Use:
     """Two threads of one process that NVML lists apart on one device."""
-    if one.memory is None or other.memory is None:
-        return replace(one, memory=None)
-    return replace(one, memory=one.memory + other.memory)
+    memory = None if one.memory is None or other.memory is None else one.memory + other.memory
+    return replace(one, memory=memory, usage=_sum_of_usage(one.usage, other.usage))
+
+
+def _sum_of_usage(one: ProcessUsage | None, other: ProcessUsage | None) -> ProcessUsage | None:
+    if one is None or other is None:
+        return one or other
+    return ProcessUsage(
+        one.pid,
+        _sum_of_shares(one.sm, other.sm),
+        _sum_of_shares(one.memory, other.memory),
+        _sum_of_shares(one.encoder, other.encoder),
+        _sum_of_shares(one.decoder, other.decoder),
+    )
+
+
+def _sum_of_shares(one: float | None, other: float | None) -> float | None:
+    """A share of one engine; the driver rounds each, so that a sum may pass the whole."""
+    return None if one is None or other is None else min(1.0, one + other)
 
 
 def _holds_gpu(process: Process, gpu: Gpu) -> bool:

@@ -5,7 +5,7 @@ elsewhere. A row reads the report and nothing else: no clock, no state, no envir
 row.
 """
 
-from exporter.catalog import allocations, gpus, health, mig, processes
+from exporter.catalog import allocations, findings, gpus, health, mig, processes
 from exporter.catalog.family import PREFIX, Family, Sample
 
 SUBJECTS: tuple[tuple[str, tuple[Family, ...]], ...] = (
@@ -13,6 +13,7 @@ SUBJECTS: tuple[tuple[str, tuple[Family, ...]], ...] = (
     ("MIG devices", mig.FAMILIES),
     ("Allocations", allocations.FAMILIES),
     ("Processes", processes.FAMILIES),
+    ("Findings", findings.FAMILIES),
     ("The exporter itself", health.FAMILIES),
 )
 

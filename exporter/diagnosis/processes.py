@@ -57,7 +57,7 @@ def phantoms(facts: Facts) -> Iterator[Ruling]:
 
 
 def _phantom(facts: Facts, use: Use) -> Ruling:
-    """A row that no process answers to: held by those who inherited its descriptors, or by nobody we can see."""
+    """A row that no process answers to: held by who inherited its descriptors, or by nobody we can see."""
     holders = [
         facts.processes[other.process]
         for other in facts.uses_of_gpu(use.device.uuid)
@@ -91,7 +91,7 @@ def _maps_uvm(process: Process) -> bool:
 
 
 def _older_row(facts: Facts, use: Use) -> RowSighting | None:
-    """The row's first sighting, if that lies before the process that has its number now, which holds nothing."""
+    """The row's first sighting, if it is older than the process that has its number now and holds nothing."""
     table = value(facts.snapshot.processes)
     process = facts.processes.get(use.process) if use.process else None
     if table is None or process is None or process.holds:
@@ -108,7 +108,7 @@ def _aliased(use: Use, sighting: RowSighting) -> Holds:
         subject=Subject(FindingName.PHANTOM_PROCESS, use.device, str(sighting.pid)),
         kind="aliased",
         evidence=(
-            f"NVML has listed pid {sighting.pid} on {use.device.uuid} since before the process with that pid began",
+            f"NVML has listed pid {sighting.pid} on {use.device.uuid} since before that process began",
             f"pid {use.pid} ({use.comm}) holds no NVIDIA file: it has only the number of a dead one",
         ),
         pid=sighting.pid,

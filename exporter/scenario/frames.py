@@ -8,7 +8,7 @@ from typing import Any
 
 from exporter.codec import CodecError, decode
 from exporter.model import SOURCES, InFlight, Missed, Nvml, Off, ProcessTable, Reading, Seen, value
-from exporter.scenario.records import RECORDS, Plain, listing, only
+from exporter.scenario.records import RECORDS, Plain, listing, needed, only
 from exporter.scenario.replay import Frame, Scenario
 
 TOOK = 0.01  # seconds that a source takes unless the frame says how long
@@ -91,8 +91,8 @@ def read(name: str, plain: Any) -> Scenario:
     if not isinstance(plain, dict):
         raise CodecError("the file", f"{plain!r} is no mapping; give node_name, interval, loop and frames")
     only(plain, ("node_name", "interval", "loop", "anchors", "frames"), "")
-    node_name: str = decode(str, plain.get("node_name"), "node_name")
-    interval: float = decode(float, plain.get("interval"), "interval")
+    node_name: str = needed(plain, "node_name", str, "", "the node's name")
+    interval: float = needed(plain, "interval", float, "", "the seconds between two looks")
     if interval <= 0:
         raise CodecError("interval", f"{interval:g} is not above 0; give the seconds between two looks")
     frames = plain.get("frames")
@@ -114,7 +114,7 @@ def _frames(node_name: str, frames: list[Any]) -> Iterator[Frame]:
         if not isinstance(plain, dict):
             raise CodecError(where, f"{plain!r} is no mapping; give at and the sources that change")
         only(plain, ("at", "nvml_in_flight", *SOURCES), where)
-        at: float = decode(float, plain.get("at"), f"{where}.at")
+        at: float = needed(plain, "at", float, where, "the seconds from the start")
         if last is None and at != 0:
             raise CodecError(f"{where}.at", f"{at:g}; the first frame is at 0")
         if last is not None and at <= last:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, Field, fields, replace
 from typing import Any, TypeAlias
 
 from exporter import device_ids
@@ -70,6 +70,14 @@ def only(plain: Plain, allowed: tuple[str, ...], where: str) -> None:
             raise CodecError(f"{where}.{key}", f"unknown key; there are {', '.join(allowed)}")
 
 
+def needed(plain: Plain, key: str, kind: Any, where: str, what: str) -> Any:
+    """A field that must be there; `what` says in the error what to give."""
+    here = f"{where}.{key}"
+    if key not in plain:
+        raise CodecError(here, f"missing; give {what}")
+    return decode(kind, plain[key], here)
+
+
 def listing(names: Mapping[Any, object]) -> str:
     """Keys, for an error."""
     return ", ".join(map(str, names)) or "none"
@@ -92,12 +100,15 @@ def _record(kind: Any) -> Reader:
         special = _FIELDS.get(kind, {})
         built = {name: special[name](filled[name], f"{where}.{name}") for name in special if name in filled}
         rest = {name: one for name, one in filled.items() if name not in built}
-        for one in fields(kind):
-            if one.name in special and one.default is MISSING and one.default_factory is MISSING:
-                rest[one.name] = ()
+        # The codec wants every field that has no default; `built` takes the place of this.
+        rest |= {one.name: () for one in fields(kind) if one.name in built and _has_no_default(one)}
         return replace(decode(kind, rest, where), **built)
 
     return read
+
+
+def _has_no_default(one: Field[Any]) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING
 
 
 def _by(key: str, kind: Any, short: str = "") -> Reader:
@@ -220,12 +231,17 @@ def _filled_memory(plain: Plain, where: str) -> Plain:
 
 def _filled_table(plain: Plain, where: str) -> Plain:
     """Starts turned into ticks since boot, and live containers found from their processes."""
-    boot: float = decode(float, plain.get("boot_time"), f"{where}.boot_time")
+    boot: float = needed(plain, "boot_time", float, where, "seconds from the start, below 0")
     ticks: int = decode(int, plain.get("ticks_per_second", 100), f"{where}.ticks_per_second")
 
     def identified(pid: Any, one: Any, here: str, key: str) -> Plain:
         given = dict(_mapping(one, here, "field"))
-        started: float = decode(float, given.pop("started", None), f"{here}.started")
+        started: float = needed(given, "started", float, here, "seconds from the start")
+        del given["started"]
+        if started < boot:
+            raise CodecError(
+                f"{here}.started", f"{started:g} is before the boot at {boot:g}; give a later one"
+            )
         return {**given, key: {"pid": decode(int, pid, here), "start": round((started - boot) * ticks)}}
 
     processes = {
@@ -249,6 +265,7 @@ def _filled_table(plain: Plain, where: str) -> Plain:
         "scanned": len(processes),
         "truncated": 0,
         "driver_loaded": True,
+        "capabilities": {},
         "missing": [],
     }
     return {**defaults, **quiet, **plain, "processes": processes, "containers": containers}

@@ -51,6 +51,7 @@ def serve(handlers: Mapping[str, Handler], closing: Callable[[], None] = lambda:
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         while (request := _receive(requests)) is not None:
             _write(replies, _answer(handlers, request, replies))
@@ -58,6 +59,15 @@ def serve(handlers: Mapping[str, Handler], closing: Callable[[], None] = lambda:
         pass  # the parent is gone or has said that it wants no more
     finally:
         closing()
+
+
+def _end_with_parent() -> None:
+    """End a while after the parent did, even if a call that hangs keeps the main thread from noticing."""
+    poll = select.poll()
+    poll.register(0, 0)  # poll(2) reports POLLHUP, the end of the other side, unasked
+    poll.poll()
+    time.sleep(STOP_SECONDS)
+    os._exit(1)
 
 
 def _leave(*_: object) -> None:

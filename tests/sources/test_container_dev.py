@@ -57,7 +57,7 @@ def test_a_container_shows_the_nodes_that_it_was_given(rig: Rig, visible: int) -
 
 
 def test_a_process_in_the_hosts_root_shows_the_hosts_dev(rig: Rig) -> None:
-    """Where /dev is a tmpfs or devtmpfs it is listed; the host's is one or it is unseen, never empty by luck."""
+    """Where the host's /dev is a tmpfs or devtmpfs it is listed, else it is unseen; never empty by luck."""
     container = LiveContainer(UID, "a" * 64, ProcessId(os.getpid(), _start(os.getpid())))
     (view,) = Viewer(rig.proc.path).look([container]).views
     kinds = [line.split(" - ")[1].split()[0] for line in _mountinfo() if line.split()[4] == "/dev"]
@@ -68,7 +68,9 @@ def test_a_container_that_ended_is_unseen(rig: Rig) -> None:
     """Neither its successor under the same pid nor nothing at all passes for its /dev."""
     own = ProcessId(os.getpid(), _start(os.getpid()) - 1)
     gone = ProcessId(2**22 - 1, 1)
-    views = Viewer(rig.proc.path).look([LiveContainer(UID, "a" * 64, own), LiveContainer(UID, "b" * 64, gone)])
+    views = Viewer(rig.proc.path).look(
+        [LiveContainer(UID, "a" * 64, own), LiveContainer(UID, "b" * 64, gone)]
+    )
     assert [view.unseen for view in views.views] == ["gone", "gone"]
 
 

@@ -29,6 +29,7 @@ from tests.rig.devices import Devices
 from tests.rig.holder import Holder, Orders
 from tests.rig.mounts import Workspace
 from tests.rig.proc import SubstituteProc
+from tests.sources.fuse import DeadMount
 
 UID = "3b1f7c52-8d0e-4a6b-9c11-5e2d7f80aa14"
 CONTAINER = "c0ffee" + "0" * 58
@@ -84,9 +85,7 @@ def gpus(process: Process | None) -> dict[int, tuple[int, int]]:
     """Descriptors and mappings by GPU minor."""
     holds: tuple[Hold, ...] = process.holds if process else ()
     return {
-        hold.node.minor: (hold.descriptors, hold.mappings)
-        for hold in holds
-        if hold.node.kind is NodeKind.GPU
+        hold.node.minor: (hold.descriptors, hold.mappings) for hold in holds if hold.node.kind is NodeKind.GPU
     }
 
 
@@ -170,7 +169,7 @@ def test_twenty_thousand_descriptors_are_read_in_time(host: Host) -> None:
 
 
 def test_a_path_longer_than_a_page_neither_hides_a_process_nor_blinds_the_scan(host: Host) -> None:
-    """readlink gives ENAMETOOLONG for it, which any user can bring about."""
+    """The readlink of it gives ENAMETOOLONG, which any user can bring about."""
     script = (
         "import os, sys\n"
         f"os.chdir({str(host.root)!r})\n"
@@ -306,7 +305,9 @@ READ = ("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_searc
         (("unshare", "--pid", "--fork", "--mount-proc"), ("blind",)),
     ],
 )
-def test_what_may_not_be_seen_is_said(host: Host, restriction: tuple[str, ...], says: tuple[str, ...]) -> None:
+def test_what_may_not_be_seen_is_said(
+    host: Host, restriction: tuple[str, ...], says: tuple[str, ...]
+) -> None:
     """Without rights or in a pid namespace of its own the agent must not report an idle node."""
     path = "/proc" if restriction[0] == "unshare" else str(host.proc.path)
     with Holder(Orders().open(host.devices.gpu(40).path)):
@@ -317,3 +318,33 @@ def test_what_may_not_be_seen_is_said(host: Host, restriction: tuple[str, ...], 
             check=True,
         )
     assert result.stdout.strip() in says
+
+
+# ---------------------------------------------------------------- a dead file system
+
+
+def test_a_dead_mount_under_a_descriptor_holds_nobody_up(host: Host) -> None:
+    """A stat through it hangs beyond SIGKILL: the scan asks for no news, and sees the GPU beside it."""
+    point = host.root / "nvidia-dead"
+    point.mkdir()
+    mount = DeadMount(point)
+    try:
+        with Holder(Orders().open(point / "file").open(host.devices.gpu(46).path)) as holder:
+            mount.stop()
+            naive = subprocess.Popen(
+                [sys.executable, "-I", "-c", f"import os; os.stat('/proc/{holder.pid}/fd/{holder.fds[0]}')"]
+            )
+            assert mount.waited_for.wait(10)
+            began = time.monotonic()
+            table = host.scan(holder.pid)
+            assert time.monotonic() - began < 5
+            assert gpus(found(table, holder.pid)) == {46: (1, 0)}
+            assert table.unreadable == ()
+            naive.kill()
+            with pytest.raises(subprocess.TimeoutExpired):
+                naive.wait(1)  # the mount really is dead, or the rest proves nothing
+            mount.close()
+            naive.wait(5)
+    except BaseException:
+        mount.close()
+        raise

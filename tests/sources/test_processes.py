@@ -169,11 +169,8 @@ def test_descriptors_beyond_the_cap_are_told_of(tree: ProcTree, monkeypatch: pyt
 def test_capability_nodes_are_told_with_their_minors(tree: ProcTree) -> None:
     """What a descriptor of nvidia-caps opens is looked up in mig-minors; config and monitor are no device."""
     cap = tree.node("dev/nvidia-caps/nvidia-cap31", 235, 31)
-    tree.write_driver(
-        {
-            "../driver/nvidia-caps/mig-minors": "config 1\nmonitor 2\ngpu0/gi3/access 30\ngpu0/gi3/ci0/access 31\n"
-        }
-    )
+    text = "config 1\nmonitor 2\ngpu0/gi3/access 30\ngpu0/gi3/ci0/access 31\n"
+    tree.write("driver/nvidia-caps/mig-minors", text)
     tree.add(trainer(tree, fds={3: Fd(cap), **tree.cuda(0)}))
     table = scan(tree)
     assert table.capabilities == (CapabilityNode(30, 0, 3, None), CapabilityNode(31, 0, 3, 0))

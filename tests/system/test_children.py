@@ -174,10 +174,16 @@ def test_sigterm_in_the_middle_of_a_cycle(doomed: Agent, delay: float) -> None:
     assert "Traceback" not in doomed.log.read_text()
 
 
-def test_children_end_by_themselves(doomed: Agent) -> None:
-    """After a SIGKILL of the agent, which can tell nobody, both children are gone within seconds."""
+@pytest.mark.parametrize("trouble", [nothing, hang_nvml], ids=lambda trouble: trouble.__name__)
+def test_children_end_by_themselves(rig: Rig, doomed: Agent, trouble: Callable[[Rig, Agent], None]) -> None:
+    """After a SIGKILL of the agent, which can tell nobody, both are gone within seconds, hung or not."""
     running = observe.children(doomed)
     assert set(running) == {NVML_CHILD, HOST_CHILD}
-    doomed.process.kill()
-    doomed.process.wait(5)
-    assert all(observe.ended(pid, 5.0) for pid in running.values())
+    try:
+        trouble(rig, doomed)
+        doomed.process.kill()
+        doomed.process.wait(5)
+        assert {module for module, pid in running.items() if not observe.ended(pid, 5.0)} == set()
+    finally:
+        rig.gpus[2].overrides = {}
+        rig.sync()
