@@ -7,8 +7,10 @@ here, before anything starts: exit code 2, and the last line names field, value 
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -16,14 +18,14 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from exporter import __version__, logs, web_config
+from exporter import __version__, describe, logs, web_config
 from exporter.cycle import Cycle
 from exporter.exposition import Body, Renderer, before_first_cycle
 from exporter.gather import Gatherer, Sources
 from exporter.model import Policy, Report, Snapshot
 from exporter.scenario import Player, ScenarioError, load
 from exporter.server import App, BindError, Server
-from exporter.settings import PROGRAM, Command, LogFormat, Settings, SettingsError, help_text, parse
+from exporter.settings import PROGRAM, Command, LogFormat, Output, Settings, SettingsError, help_text, parse
 from exporter.sources.host import HostSource
 from exporter.sources.kubelet import KubeletSource
 from exporter.sources.node import NodeSource
@@ -45,18 +47,27 @@ def main() -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Run until SIGTERM; returns the exit code: 0 when told to stop, 2 when it could not start."""
+    """Run until SIGTERM; returns the exit code: 0 when told to stop, 2 when it could not start. `describe`
+    ends by itself, with a `Verdict`.
+    """
     try:
         command, settings = parse(argv, os.environ, socket.gethostname())
         if command in (Command.HELP, Command.VERSION):
             print(help_text() if command is Command.HELP else f"{PROGRAM} {__version__}\n", end="")
             return 0
+        if command is Command.DESCRIBE:
+            return _describe(settings)
         context = _tls(settings)
         with ExitStack() as stack:
             cycle = Cycle(*_parts(command, settings, stack), Renderer())
             server = _server(settings, cycle, context)
             server.bind()
             return _serve(command, settings, cycle, server)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except describe.FetchError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return describe.Verdict.NOT_SEEN
     except (SettingsError, web_config.WebConfigError, ScenarioError, BindError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
@@ -72,10 +83,50 @@ def _parts(
     return policy(settings), gather
 
 
+def _describe(settings: Settings) -> int:
+    """Print what one look shows, or what a running exporter says; returns the verdict as exit code."""
+    if settings.url:
+        text = describe.fetch(settings.url, settings.web.telemetry_path)
+        view = describe.of_metrics(text, f"the exporter at {settings.url}")
+    else:
+        with ExitStack() as stack:
+            parts = sources(settings, stack.callback)
+            gather = Gatherer(parts, describe.LONGEST_WAIT, settings.node_name)
+            view = describe.of_report(describe.look(policy(settings), gather))
+    if settings.output is Output.JSON:
+        printed = describe.as_json(view)
+    else:
+        printed = describe.as_text(view, colour=_wants_colour())
+    _print(printed)
+    return view.verdict
+
+
+def _wants_colour() -> bool:
+    """Colour is for people: on a terminal, and where NO_COLOR is empty (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _print(text: str) -> None:
+    """Any text on any terminal; a reader that has gone away is no error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def policy(settings: Settings, *, simulated: bool = False) -> Policy:
     """The numbers of the settings that judge, as the pure modules know them."""
+    memory = settings.rules.orphaned_memory
     return Policy(
         interval=settings.interval,
+        orphaned_bytes=memory.bytes,
+        orphaned_share=memory.share,
+        orphaned_mig_bytes=memory.mig_bytes,
+        orphaned_mig_share=memory.mig_share,
+        expected_gpus=settings.expected_gpus,
+        ages=tuple(sorted(settings.rules.ages.items())),
         process_series=settings.collector.process_series,
         process_series_limit=settings.limits.process_series,
         telemetry=settings.collector.telemetry,
@@ -90,8 +141,7 @@ def sources(settings: Settings, closing: Callable[[Callable[[], None]], object])
         settings.nvml.library, telemetry=settings.collector.telemetry, pause_file=settings.pause_file
     )
     host = HostSource(settings.path.procfs, settings.path.sysfs)
-    closing(nvml.close)
-    closing(host.close)
+    closing(lambda: _at_once(nvml.close, host.close))
     api = connect(settings.kubernetes.kubeconfig) if settings.kubernetes.enabled else None
     pods = PodsSource(api, settings.node_name) if api else None
     node = NodeSource(api, settings.node_name) if api else None
@@ -105,6 +155,15 @@ def sources(settings: Settings, closing: Callable[[Callable[[], None]], object])
         pod_names=PodNamesSource(settings.path.pod_logs).read,
         pci=host.read_pci,
     )
+
+
+def _at_once(*actions: Callable[[], None]) -> None:
+    """Side by side: each child may take its seconds to end, and all of the agent has five."""
+    threads = [threading.Thread(target=action, daemon=True) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

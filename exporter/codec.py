@@ -81,7 +81,10 @@ def _scalar(kind: Any) -> Decoder:
     def read(plain: Any, where: str) -> Any:
         if not isinstance(plain, accepted) or (isinstance(plain, bool) and kind is not bool):
             raise CodecError(where, f"{plain!r} is not of type {kind.__name__}")
-        return float(cast(float, plain)) if kind is float else plain
+        try:
+            return float(cast(float, plain)) if kind is float else plain
+        except OverflowError as error:
+            raise CodecError(where, "a number beyond any float") from error
 
     return read
 

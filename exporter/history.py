@@ -74,13 +74,18 @@ def remember(policy: Policy, before: History, snapshot: Snapshot, attribution: A
         boot_id=table.boot_id if table else before.boot_id,
         driver_version=nvml.driver_version if nvml else before.driver_version,
         indices=_indices(before, snapshot),
-        inventory=_inventory(before, snapshot),
-        rows=bound.keep(_rows(before, snapshot), lambda row: row.last_monotonic),
-        known=bound.keep(_known(before, snapshot, attribution), lambda known: known.last_monotonic),
-        pods=bound.keep(_pods(before, snapshot, attribution), lambda pod: pod.last_monotonic),
+        inventory=_inventory(before, snapshot, attribution),
+        # Of those that are still there the older ones stay: their age is what findings are made of.
+        rows=bound.keep(_rows(before, snapshot), lambda row: (row.last_monotonic, -row.first)),
+        known=bound.keep(
+            _known(before, snapshot, attribution), lambda known: (known.last_monotonic, -known.first)
+        ),
+        pods=bound.keep(_pods(before, snapshot, attribution), lambda pod: (pod.last_monotonic,)),
         baselines=_baselines(before, attribution),
         last_active=_last_active(before, snapshot),
-        carried=bound.keep(_carried(before, snapshot, attribution), lambda carried: carried.listed_monotonic),
+        carried=bound.keep(
+            _carried(before, snapshot, attribution), lambda carried: (carried.listed_monotonic,)
+        ),
         kubelet_settled=_settled(policy, before, snapshot),
         kubelet_heard=snapshot.monotonic if isinstance(snapshot.kubelet, Seen) else before.kubelet_heard,
         sources=tuple(_source(name, before, snapshot) for name in SOURCES),
@@ -96,7 +101,7 @@ class _Bound:
         self.size = size
         self.dropped = 0
 
-    def keep(self, entries: Sequence[T], age: Callable[[T], float]) -> tuple[T, ...]:
+    def keep(self, entries: Sequence[T], age: Callable[[T], tuple[float, ...]]) -> tuple[T, ...]:
         surplus = len(entries) - self.size
         if surplus <= 0:
             return tuple(entries)
@@ -113,7 +118,7 @@ def _indices(before: History, snapshot: Snapshot) -> tuple[tuple[str, int], ...]
     return tuple(sorted({**found, **dict(before.indices)}.items()))
 
 
-def _inventory(before: History, snapshot: Snapshot) -> tuple[KnownGpu, ...]:
+def _inventory(before: History, snapshot: Snapshot, attribution: Attribution) -> tuple[KnownGpu, ...]:
     nvml = value(snapshot.nvml)
     if nvml is None:
         return before.inventory
@@ -126,7 +131,10 @@ def _inventory(before: History, snapshot: Snapshot) -> tuple[KnownGpu, ...]:
         keys = tuple(DeviceKey(gpu.uuid, one.gi, one.ci, one.mig_uuid) for one in gpu.instances)
         seen[gpu.uuid] = KnownGpu(gpu.uuid, gpu.index, gpu.minor, keys)
     complete = isinstance(snapshot.nvml, Seen) and snapshot.nvml.complete
-    kept = {} if complete else known  # GPUs that were not reached in this cycle are still there
+    # GPUs that were not reached in this cycle are still there, and so are those whose files somebody holds.
+    held = {use.device.uuid for use in attribution.uses}
+    scanned = isinstance(snapshot.processes, Seen)
+    kept = {uuid: gpu for uuid, gpu in known.items() if uuid in held or not (complete and scanned)}
     return tuple(gpu for _, gpu in sorted({**kept, **seen}.items()))
 
 
@@ -137,12 +145,19 @@ def _rows(before: History, snapshot: Snapshot) -> list[RowSighting]:
     nvml = value(snapshot.nvml)
     rows = {(row.uuid, row.pid): row for row in before.rows}
     now = snapshot.monotonic
+    silent = {gpu.uuid for gpu in before.inventory} if nvml is None else set()
     for gpu in nvml.gpus if nvml else ():
+        if gpu.rows is None:
+            silent.add(gpu.uuid)
         for listed in gpu.rows or ():
             key = (gpu.uuid, listed.pid)
             first = rows.get(key) or RowSighting(gpu.uuid, listed.pid, snapshot.at, now, now)
             rows[key] = replace(first, last_monotonic=now)
-    return [row for _, row in sorted(rows.items()) if now - row.last_monotonic <= FORGET_ROW]
+    return [
+        row
+        for _, row in sorted(rows.items())
+        if now - row.last_monotonic <= FORGET_ROW or row.uuid in silent
+    ]
 
 
 def _known(before: History, snapshot: Snapshot, attribution: Attribution) -> list[Known]:
@@ -156,8 +171,28 @@ def _known(before: History, snapshot: Snapshot, attribution: Attribution) -> lis
     for process_id, uses in by_process.items():
         if process_id in processes:
             known[process_id] = _acquainted(known.get(process_id), processes[process_id], uses, snapshot)
+    for one in before.known:
+        process = processes.get(one.id)
+        if process and one.id not in by_process and _is_half_dead(process):
+            known[one.id] = replace(
+                one,
+                last_monotonic=snapshot.monotonic,
+                blocked=process.blocked,
+                still=one.still_in(process),
+            )
+    listed = {use.pid for use in attribution.uses if use.process is None}
+    for one in before.known:
+        if one.id.pid in listed and one.id not in processes:  # NVML's row is the last that tells of it
+            known[one.id] = replace(one, last_monotonic=snapshot.monotonic)
     now = snapshot.monotonic
+    if table is None:
+        return list(known.values())
     return [one for _, one in sorted(known.items()) if now - one.last_monotonic <= FORGET_PROCESS]
+
+
+def _is_half_dead(process: Process) -> bool:
+    """Whether a process may hang after it let go of its files: then only memory says that it was a client."""
+    return process.exiting or process.kill_pending or bool(process.blocked) or process.state in "DZ"
 
 
 def _acquainted(known: Known | None, process: Process, uses: Sequence[Use], snapshot: Snapshot) -> Known:

@@ -31,6 +31,7 @@ class _Call(Generic[T]):
         self.began = time.time()
         self.began_monotonic = time.monotonic()
         self.ended = threading.Event()
+        self._ended_monotonic = 0.0
         self.late = False  # a cycle has waited for it in vain
         self.taken = False
         self._reading: Reading[T] | None = None
@@ -48,7 +49,16 @@ class _Call(Generic[T]):
             self._reading = Missed(
                 Reason.PROTOCOL, self.began, self.age(), f"{type(error).__name__}: {error}"
             )
+        self._ended_monotonic = time.monotonic()
         self.ended.set()
+
+    def waits(self, fresh_for: float) -> bool:
+        """Whether it has ended, and nobody has taken its reading, and that is not long ago."""
+        return (
+            self.ended.is_set()
+            and not self.taken
+            and time.monotonic() - self._ended_monotonic <= fresh_for
+        )
 
     def age(self) -> float:
         """Seconds since it was asked for."""
@@ -74,12 +84,12 @@ class Slot(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def start(self, ask: Callable[[], Answer[T]], fresh_for: float) -> None:
-        """Begin a call, unless one is in flight, or has ended since and is younger than `fresh_for` seconds.
+        """Begin a call, unless one is in flight, or one ended within `fresh_for` seconds and was not taken.
 
-        So a source that always takes longer than a cycle waits is still heard of, one cycle late.
+        So a source that always takes longer than a cycle waits is still heard of, a cycle or more late.
         """
         call = self._call
-        if call is not None and (not call.ended.is_set() or (not call.taken and call.age() <= fresh_for)):
+        if call is not None and (not call.ended.is_set() or call.waits(fresh_for)):
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=f"source-{self.name}", daemon=True)

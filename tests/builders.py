@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from exporter.model import (
     NOBODY,
+    NOTHING_FOUND,
     Allocation,
     Attribution,
     Basis,
@@ -19,12 +20,16 @@ from exporter.model import (
     DeviceNode,
     DeviceRef,
     DeviceUse,
+    Diagnosis,
+    Finding,
+    FindingName,
     Gpu,
     GpuByUuid,
     GpuFault,
     Grant,
     History,
     Hold,
+    Holds,
     InFlight,
     Kubelet,
     KubeletPod,
@@ -54,6 +59,7 @@ from exporter.model import (
     Report,
     Seen,
     Snapshot,
+    Subject,
     Telemetry,
     Use,
     Visibility,
@@ -507,12 +513,68 @@ def device_use(
     return DeviceUse(device or key(), owner, allocated, attributed, unattributed, baseline)
 
 
+def finding(
+    name: FindingName = FindingName.STUCK_PROCESS,
+    kind: str = "kill_pending",
+    device: DeviceKey | None = None,
+    *,
+    of_node: bool = False,
+    who: str | None = None,
+    pid: int = 4000,
+    start: int | None = 5_000_000,
+    comm: str = "python",
+    workload: Workload = TRAINER,
+    uid: str | None = None,
+    used: int | None = GIB,
+    since: float = NOW - 300,
+    active: bool = True,
+    undetermined: str = "",
+    explained_by: FindingName | None = None,
+) -> Finding:
+    """An active finding about a process of the first pod on the first GPU. `start` None: about no process."""
+    return Finding(
+        holds=Holds(
+            subject=Subject(
+                name, None if of_node else device or key(), f"{pid}/{start}" if who is None else who
+            ),
+            kind=kind,
+            evidence=("somebody looked",),
+            workload=workload,
+            pod_uid=(pod_uid() if workload.pod else "") if uid is None else uid,
+            pid=pid,
+            comm=comm,
+            memory=used,
+            processes=() if start is None else (ProcessId(pid, start),),
+        ),
+        since=since,
+        since_monotonic=MONOTONIC - (NOW - since),
+        held_monotonic=MONOTONIC,
+        cycles=20,
+        active=active,
+        undetermined=undetermined,
+        explained_by=explained_by,
+    )
+
+
+def clear_of(*devices: DeviceKey, but: tuple[FindingName, ...] = ()) -> Diagnosis:
+    """A diagnosis in which these devices and the node are clear of every finding, but for some."""
+    node = FindingName.NODE_CAPACITY_MISMATCH
+    names = [name for name in FindingName if name not in but]
+    return Diagnosis(
+        clear=(
+            *((name, device) for name in names if name is not node for device in devices),
+            *((name, None) for name in names if name is node),
+        )
+    )
+
+
 def report(
     look: Snapshot | None = None,
     attribution: Attribution | None = None,
     *,
     history: History | None = None,
     policy: Policy | None = None,
+    diagnosis: Diagnosis = NOTHING_FOUND,
 ) -> Report:
     """A first cycle. Where no attribution is given, its GPUs and MIG devices are unowned and unused."""
     look = look or snapshot()
@@ -529,4 +591,4 @@ def report(
         attribution = Attribution(devices=(*wholes, *parts), holders=() if scanned else None)
     if history is None:
         history = History(indices=tuple((item.uuid, item.index) for item in gpus), cycles=1)
-    return Report(policy or Policy(version="0.1.0"), look, attribution, history, took=0.02)
+    return Report(policy or Policy(version="0.1.0"), look, attribution, history, diagnosis, took=0.02)

@@ -4,19 +4,33 @@ An expectation is Prometheus text with three liberties. It names only the famili
 each of them whole: every series, no more and no less; a family's name alone says that it has none. A label
 that is empty is left out, which to Prometheus is the same. A value may be a size such as 61GiB, or a time as
 start+30.
+
+`findings.yaml` tells the findings of a whole story: what it does not tell is silent in every cycle.
+
+    silent_on: [idle_allocation]  # findings that the story is not about, and that are not compared
+    found:                        # active findings: from which second, and until which one they are not
+      - {from: 135, until: 180, finding: stuck_process, kind: kill_pending, gpu: 0, pid: 100, comm: train,
+         pod: ml/train-0/main, pod_uid: ..., bytes: 8GiB, evidence: SIGKILL pending}
+    unjudged:                     # kinds said to be undetermined or not applicable, and why
+      - {from: 30, until: 60, finding: phantom_process, kind: held, gpu: 0, reason: "rows:busy"}
+
+All labels of `kubegpu_finding_info` count, less the UUIDs that `gpu` and `gi` stand for; `pod` has namespace
+and container in it. `undetermined: true`: it is held, though it cannot be judged again.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.catalog import FAMILIES
 from exporter.exposition import Format, expose
-from exporter.model import Policy, Report
+from exporter.model import Finding, FindingName, Policy, Report
 from exporter.report import advance
 from exporter.scenario import Scenario, snapshots
 
@@ -127,3 +141,123 @@ def differences(wanted: Samples, got: Samples) -> list[Difference]:
 
 def _number(number: float | None) -> str:
     return "none" if number is None else f"{number:.12g}"
+
+
+# --- findings over a whole story ----------------------------------------------------------------------------
+
+_INFO, _COUNT, _BYTES = "kubegpu_finding_info", "kubegpu_findings", "kubegpu_finding_memory_bytes"
+_OF_INFO = ("finding", "kind", "gpu", "gi", "pid", "comm", "pod_uid", "explained_by")
+_OF_COUNT = ("finding", "kind", "gpu", "gi", "namespace", "pod", "container")
+_OF_UNJUDGED = ("finding", "kind", "uuid", "gi", "reason")
+_UNJUDGED = ("kubegpu_finding_undetermined", "kubegpu_finding_not_applicable_info")
+_SPAN = ("from", "until")
+_TOLD = {*_SPAN, *_OF_INFO, "pod", "bytes", "evidence", "undetermined"}
+
+
+@dataclass(frozen=True)
+class Course:
+    """What `findings.yaml` expects, as written."""
+
+    found: tuple[dict[str, Any], ...]
+    unjudged: tuple[dict[str, Any], ...]
+    silent_on: frozenset[str]
+
+
+def course(path: Path) -> Course:
+    """An expectation of a whole story. Raises ValueError naming the entry that is none."""
+    plain = yaml.safe_load(path.read_text()) or {}
+    if unknown := plain.keys() - {"found", "unjudged", "silent_on"}:
+        raise ValueError(f"{path}: {unknown} is nothing that can be expected")
+    for entry, known in (
+        *((one, _TOLD) for one in plain.get("found") or ()),
+        *((one, {*_SPAN, *_OF_UNJUDGED, "gpu"}) for one in plain.get("unjudged") or ()),
+    ):
+        if entry.keys() - known or entry.get("finding") not in set(FindingName):
+            raise ValueError(f"{path}: {entry} tells of {entry.keys() - known or 'no finding'}")
+    return Course(
+        tuple(plain.get("found") or ()),
+        tuple(plain.get("unjudged") or ()),
+        frozenset(plain.get("silent_on") or ()),
+    )
+
+
+def departures(wanted: Course, at: float, report: Report) -> Iterator[str]:
+    """Where the findings of one cycle are not as its story says."""
+    got = samples(report)
+    now = [one for one in wanted.found if _spans(one, at)]
+    told = Counter(_sorted(_labels_of(one), _OF_INFO) for one in now)
+    info = [dict(labels) for labels in got[_INFO]]
+    counted = [one for one in now if "explained_by" not in one]
+    counts = Counter(_sorted(_labels_of(one), _OF_COUNT) for one in counted)
+    served: Counter[Series] = Counter()
+    for labels, number in got[_COUNT].items():
+        if number:
+            served[_sorted(dict(labels), _OF_COUNT)] += int(number)
+    for what, want, have in (
+        ("finding", told, Counter(_sorted(labels, _OF_INFO) for labels in info)),
+        ("count", counts, served),
+    ):
+        have = Counter({key: n for key, n in have.items() if dict(key)["finding"] not in wanted.silent_on})
+        yield from (f"{at:g} s: no {what} {dict(key)}" for key in (want - have).elements())
+        yield from (f"{at:g} s: unexpected {what} {dict(key)}" for key in (have - want).elements())
+    for one in now:
+        yield from (f"{at:g} s: {one['finding']}: {problem}" for problem in _details(one, got, report))
+    for one in wanted.unjudged:
+        if _spans(one, at) and not _is_unjudged(one, got, report):
+            yield f"{at:g} s: {one} is judged, or for another reason not"
+
+
+def _spans(entry: dict[str, Any], at: float) -> bool:
+    return float(entry.get("from", 0)) <= at < float(entry.get("until", "inf"))
+
+
+def _labels_of(entry: dict[str, Any]) -> dict[str, str]:
+    """The labels that an entry stands for."""
+    labels = {name: str(entry[name]) for name in _OF_INFO if name in entry}
+    parts = zip(("namespace", "pod", "container"), str(entry.get("pod", "")).split("/"), strict=False)
+    return labels | {name: part for name, part in parts if part}
+
+
+def _sorted(labels: dict[str, str], names: tuple[str, ...]) -> Series:
+    names = (*names, "namespace", "pod", "container")
+    return tuple(sorted((name, value) for name, value in labels.items() if name in names and value))
+
+
+def _details(entry: dict[str, Any], got: Samples, report: Report) -> Iterator[str]:
+    """What is wrong about one finding that the labels do not tell."""
+    finding = _finding(entry, report)
+    if finding is None:
+        return
+    if bool(finding.undetermined) is not bool(entry.get("undetermined", False)):
+        yield f"undetermined is {finding.undetermined!r}"
+    asked = entry.get("evidence", ())
+    for line in [asked] if isinstance(asked, str) else asked:
+        if not any(line in one for one in finding.holds.evidence):
+            yield f"{line!r} is not in its evidence {finding.holds.evidence}"
+    if "bytes" in entry:
+        want = _sorted(_labels_of(entry), _OF_INFO)
+        sizes = [size for labels, size in got[_BYTES].items() if _sorted(dict(labels), _OF_INFO) == want]
+        if sizes != [_value(str(entry["bytes"]))]:
+            yield f"{entry['bytes']} wanted, got {sizes}"
+
+
+def _finding(entry: dict[str, Any], report: Report) -> Finding | None:
+    indices = {str(index): uuid for uuid, index in report.history.indices}
+    uuid, gi = indices.get(str(entry.get("gpu"))), entry.get("gi")
+    for finding in report.diagnosis.findings:
+        holds, device = finding.holds, finding.holds.subject.device
+        place = (device.uuid, device.gi) if device else (None, None)
+        named = holds.subject.finding == entry["finding"] and holds.pid == entry.get("pid", 0)
+        if finding.active and named and place == (uuid, gi):
+            return finding
+    return None
+
+
+def _is_unjudged(entry: dict[str, Any], got: Samples, report: Report) -> bool:
+    wanted = {(name, str(entry[name])) for name in _OF_UNJUDGED if name in entry}
+    uuid = {str(index): uuid for uuid, index in report.history.indices}.get(str(entry.get("gpu")))
+    return any(
+        wanted <= set(labels) and dict(labels).get("uuid") == uuid
+        for family in _UNJUDGED
+        for labels in got[family]
+    )

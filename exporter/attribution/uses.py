@@ -59,7 +59,8 @@ def _numbered(processes: Mapping[int, Process], owners: Owners) -> dict[int, Pro
         for number, known in owners.by_number.items()
         if known.id.pid in processes and processes[known.id.pid].id == known.id
     }
-    return folded | {number: process for process in processes.values() for number in process.numbers}
+    told = {number: process for process in processes.values() for number in process.numbers}
+    return folded | dict(processes) | told
 
 
 def held_devices(
@@ -113,7 +114,7 @@ def _listed(
                 held = _holds_gpu(process, gpu)
                 seen = Visibility.BOTH if held else Visibility.NVML
                 row = _row(policy, device, process, places[process.id.pid], owners, seen)
-            row = replace(row, memory=listed.memory, usage=_usage(gpu, listed))
+            row = replace(row, client=True, memory=listed.memory, usage=_usage(gpu, listed))
             key = (device, row.pid)
             merged[key] = _sum(merged[key], row) if key in merged else row
         yield from merged.values()

@@ -275,14 +275,15 @@ FAMILIES = (
     ),
     _row(
         "finding_info",
-        "An active finding, always 1. pid and comm are empty where it is about no process; explained_by names "
-        f"the finding that is its cause: then it is not counted in findings. At most {DETAIL_LIMIT} are told.",
+        "An active finding, always 1. pid and comm are empty where it is about no process; explained_by "
+        "names the finding that is its cause: then it is not counted in findings. At most "
+        f"{DETAIL_LIMIT} are told.",
         _DETAIL,
         _info,
     ),
     _row(
         "finding_memory_bytes",
-        "GPU memory that an active finding is about; absent where it is about none, or its size is not known.",
+        "GPU memory that an active finding is about; absent where it is about none, or about an unknown size.",
         _DETAIL,
         _memory,
     ),
@@ -301,8 +302,8 @@ FAMILIES = (
     ),
     _row(
         "finding_not_applicable_info",
-        "A kind of finding without meaning here, always 1: a source is off, or the hardware is such. An empty "
-        "uuid: on no device.",
+        "A kind of finding without meaning here, always 1: a source is off, or the hardware is such. An "
+        "empty uuid: on no device.",
         _NOT_JUDGED,
         lambda report: _not_judged(report.diagnosis.not_applicable),
     ),

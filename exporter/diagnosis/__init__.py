@@ -57,28 +57,31 @@ def diagnose(
 
 def _judged(rule: Rule, facts: Facts) -> Iterator[Ruling]:
     """The rule's rulings, less those that its kinds lack the evidence for, and those lacks."""
-    lacking: dict[tuple[str, DeviceKey | None], Lack] = {}
+    lacking: set[Ruling] = set()
     for kind in rule.kinds:
         for device in _scope(rule, facts):
-            lack = _lack(kind, facts, device)
-            if lack is None:
-                continue
-            lacking[kind.name, device] = lack
-            what = f"{lack.evidence}:{lack.reason}"
-            if lack.off:
-                yield NotApplicable(rule.finding, kind.name, device, what)
-            else:
-                yield Undetermined(rule.finding, kind.name, device, what)
+            if lack := _lack(kind, facts, device):
+                lacking.add(_unjudged(rule, kind, device, lack))
     for ruling in rule.check(facts):
         device = ruling.subject.device if isinstance(ruling, Holds) else ruling.device
-        kind_name = rule.kind(ruling.kind).name
-        if (kind_name, device) not in lacking:
+        kind = rule.kind(ruling.kind)
+        if lack := _lack(kind, facts, device):  # also on a device that is out of scope: NVML dropped it
+            lacking.add(_unjudged(rule, kind, device, lack))
+        else:
             yield ruling
+    yield from lacking
+
+
+def _unjudged(rule: Rule, kind: Kind, device: DeviceKey | None, lack: Lack) -> Undetermined | NotApplicable:
+    ruling = NotApplicable if lack.off else Undetermined
+    return ruling(rule.finding, kind.name, device, f"{lack.evidence}:{lack.reason}")
 
 
 def _scope(rule: Rule, facts: Facts) -> Iterable[DeviceKey | None]:
     """What the rule is judged on. Without any known device it is the node, so that a lack is still told."""
-    return (None,) if rule.of_node else facts.devices or (None,)
+    if rule.of_node or not facts.devices:
+        return (None,)
+    return facts.memories if rule.of_memory else facts.devices
 
 
 def _lack(kind: Kind, facts: Facts, device: DeviceKey | None) -> Lack | None:
@@ -119,7 +122,8 @@ def _everywhere(facts: Facts, found: Iterable[T]) -> set[T]:
     devices: dict[T, set[DeviceKey | None]] = {}
     for one in found:
         devices.setdefault(replace(one, device=None), set()).add(one.device)
-    return {one for one, where in devices.items() if None in where or where >= set(facts.devices)}
+    scopes = {rule.finding: set(_scope(rule, facts)) for rule in RULES}
+    return {one for one, where in devices.items() if None in where or where >= scopes[one.finding]}
 
 
 def _clear(

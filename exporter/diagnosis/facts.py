@@ -7,11 +7,13 @@ is there. Nothing here decides what is wrong.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from exporter import infrastructure
 from exporter.diagnosis.rule import Evidence
 from exporter.model import (
+    NOBODY,
     Attribution,
     DeviceKey,
     DeviceUse,
@@ -29,6 +31,8 @@ from exporter.model import (
     Seen,
     Snapshot,
     Use,
+    Visibility,
+    Workload,
     value,
 )
 
@@ -87,6 +91,9 @@ class Facts:
         for grant in attribution.grants:
             if grant.device is not None:
                 self._grants_on[grant.device].append(grant)
+        rows = [row for gpu in self.gpus.values() for row in gpu.rows or ()]
+        # Whether the driver gives no process' memory at all, so that N/A is all that can be had.
+        self.unmeasured = bool(rows) and all(row.memory is None for row in rows)
         self._lacking: dict[tuple[Evidence, str | None], Lack | None] = {}
 
     # --- devices
@@ -95,6 +102,19 @@ class Facts:
     def devices(self) -> tuple[DeviceKey, ...]:
         """What is judged: every whole GPU, MIG parent and MIG device; not a GPU instance beside its parts."""
         return tuple(key for key in self.device_uses if key.gi is None or key.ci is not None)
+
+    @property
+    def memories(self) -> tuple[DeviceKey, ...]:
+        """What has memory of its own: whole GPUs, MIG devices, and GPU instances that several of them share.
+
+        A GPU that is cut into parts is none of them.
+        """
+        shared = {(key.uuid, key.gi) for key in self.device_uses if key.gi is not None and key.ci is None}
+        return tuple(
+            key
+            for key in self.device_uses
+            if not (self.is_parent(key) or (key.ci is not None and (key.uuid, key.gi) in shared))
+        )
 
     def gpu(self, device: DeviceKey) -> Gpu | None:
         """The (parent) GPU as NVML saw it in this cycle."""
@@ -143,6 +163,32 @@ class Facts:
             seen.add(parent.id.pid)
             yield parent
             process = parent
+
+    def is_worker(self, use: Use, process: Process) -> bool:
+        """Whether it descends from a process of its pod that NVML lists on that GPU: part of a living job."""
+        return any(
+            other.visibility is not Visibility.HOLDER
+            and other.device.uuid == use.device.uuid
+            and other.pod_uid == use.pod_uid
+            for parent in self.ancestors(process)
+            for other in self.uses_of(parent.id)
+        )
+
+    def under_mps(self, device: DeviceKey) -> bool:
+        """Whether an MPS server works there: its clients share the device, some without a row."""
+        gpu = self.gpu(device)
+        rows = (gpu.rows or ()) if gpu else ()
+        if any("mps" in row.kinds and device.gi in (None, row.gi) for row in rows):
+            return True
+        return any(self.is_mps_server(use) for use in self.uses_of_gpu(device.uuid))
+
+    def is_mps_server(self, use: Use) -> bool:
+        """Whether this is NVIDIA's MPS daemon, as `exporter.infrastructure` knows it."""
+        process = self.processes.get(use.process) if use.process else None
+        if process is None:
+            return False
+        known = infrastructure.component(process.cgroup, use.workload.namespace, process.exe)
+        return known is not None and known.name == "mps"
 
     # --- evidence
 
@@ -195,6 +241,17 @@ class Facts:
         if lack is None and settled is not None and self.snapshot.monotonic < settled:
             return Lack(evidence, "kubelet_restarted")
         return lack
+
+
+def one_workload(workloads: Iterable[Workload]) -> Workload:
+    """The workload that all of them are: without a container where those differ, nobody where pods do."""
+    all_ = set(workloads)
+    pods = {(one.namespace, one.pod) for one in all_}
+    if len(pods) != 1:
+        return NOBODY
+    namespace, pod = pods.pop()
+    containers = {one.container for one in all_}
+    return Workload(namespace, pod, containers.pop() if len(containers) == 1 else "")
 
 
 def _lack(evidence: Evidence, reading: Reading[object], *, complete: bool = False) -> Lack | None:

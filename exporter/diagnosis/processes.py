@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from exporter import infrastructure
 from exporter.diagnosis.facts import Facts
+from exporter.diagnosis.rule import Evidence
 from exporter.model import (
     NOBODY,
     ContainerStatus,
@@ -42,6 +43,10 @@ def _who(process: Process) -> str:
     return f"{process.id.pid}/{process.id.start}"
 
 
+def _is_dying(process: Process) -> bool:
+    return process.exiting or process.state in "ZX"
+
+
 # --- phantom ------------------------------------------------------------------------------------------------
 
 
@@ -65,6 +70,7 @@ def _phantom(facts: Facts, use: Use) -> Ruling:
         and other.process in facts.processes
         and other.owner is not Owner.SYSTEM
         and use.pod_uid in ("", other.pod_uid)
+        and _listed(facts, facts.processes[other.process]) is None  # a living job's are not the dead one's
     ]
     subject = Subject(FindingName.PHANTOM_PROCESS, use.device, str(use.pid))
     if any(_maps_uvm(holder) for holder in holders):
@@ -94,8 +100,8 @@ def _older_row(facts: Facts, use: Use) -> RowSighting | None:
     """The row's first sighting, if it is older than the process that has its number now and holds nothing."""
     table = value(facts.snapshot.processes)
     process = facts.processes.get(use.process) if use.process else None
-    if table is None or process is None or process.holds:
-        return None
+    if table is None or process is None or process.holds or process.unread or _is_dying(process):
+        return None  # what dies has let go of its files
     started = table.boot_time + process.id.start / table.ticks_per_second
     for sighting in facts.before.rows:
         if sighting.uuid == use.device.uuid and sighting.pid in process.numbers:
@@ -124,11 +130,13 @@ def stuck(facts: Facts) -> Iterator[Ruling]:
     table = value(facts.snapshot.processes)
     agent = table.agent if table else 0
     for process in facts.processes.values():
-        if agent in (process.id.pid, process.parent):
+        if agent and agent in (process.id.pid, process.parent):
             continue  # our own children have source metrics of their own
         kind = _stuck_kind(facts, process)
         if kind is not None:
             yield from _stuck_on(facts, process, *kind)
+        elif process.state == "Z":
+            yield from _maybe_listed(facts, process)
 
 
 def _stuck_kind(facts: Facts, process: Process) -> tuple[str, str] | None:
@@ -164,7 +172,9 @@ def _stuck_kind(facts: Facts, process: Process) -> tuple[str, str] | None:
 def _stuck_on(facts: Facts, process: Process, kind: str, seen: str) -> Iterator[Holds]:
     uses = {use.device: use for use in facts.uses_of(process.id)}
     known = facts.known.get(process.id)
-    for device in {*uses, *(known.devices if known else ())}:
+    # One that can be looked at and holds nothing has left the device: then it is stuck elsewhere.
+    remembered = known.devices if known and (_is_dying(process) or process.unread) else ()
+    for device in sorted({*uses, *remembered}, key=lambda key: key.order):
         use = uses.get(device)
         yield Holds(
             subject=Subject(FindingName.STUCK_PROCESS, device, _who(process)),
@@ -177,6 +187,15 @@ def _stuck_on(facts: Facts, process: Process, kind: str, seen: str) -> Iterator[
             memory=use.memory if use else None,
             processes=(process.id,),
         )
+
+
+def _maybe_listed(facts: Facts, process: Process) -> Iterator[Undetermined]:
+    """A zombie is a plain one where NVML does not list it: on a device whose list is missing nobody knows."""
+    known = facts.known.get(process.id)
+    for device in known.devices if known and not process.numbers else ():
+        if lack := facts.lack(Evidence.ROWS, device):
+            why = f"{lack.evidence}:{lack.reason}"
+            yield Undetermined(FindingName.STUCK_PROCESS, "zombie", device, why, _who(process))
 
 
 def _tie(use: Use | None) -> str:
@@ -257,7 +276,13 @@ def external(facts: Facts) -> Iterator[Ruling]:
     """Clients outside Kubernetes that are no known infrastructure."""
     for use in facts.attribution.uses:
         process = facts.processes.get(use.process) if use.process else None
-        if process is None or not use.client or not _is_external(use, process):
+        if process is None or not use.client:
+            continue
+        if use.owner is Owner.UNKNOWN and not _is_dying(process):
+            yield Undetermined(
+                FindingName.EXTERNAL_PROCESS, "unknown", use.device, "owner_unknown", _who(process)
+            )
+        if not _is_external(use, process):
             continue
         cgroup = process.cgroup
         place = cgroup.unit or (f"container {cgroup.container_id[:12]}" if cgroup.container_id else "no unit")
@@ -300,7 +325,10 @@ def hidden(facts: Facts) -> Iterator[Ruling]:
         process = facts.processes.get(use.process) if use.process else None
         if process is None or use.visibility is not Visibility.HOLDER or not use.client:
             continue
-        if use.owner is Owner.SYSTEM or _of_listed(facts, use, process):
+        if use.owner is Owner.SYSTEM or _listed(facts, process) is not None:
+            continue
+        if doubt := _maybe_elsewhere(facts, process):
+            yield Undetermined(FindingName.HIDDEN_HOLDER, "unlisted", use.device, doubt, _who(process))
             continue
         yield Holds(
             subject=Subject(FindingName.HIDDEN_HOLDER, use.device, _who(process)),
@@ -314,19 +342,33 @@ def hidden(facts: Facts) -> Iterator[Ruling]:
             comm=use.comm,
             processes=(process.id,),
         )
+    if lack := facts.lack(Evidence.WHOLE_SCAN, None):
+        for device in facts.devices:  # of those that nobody could look at, whoever they are
+            why = f"{lack.evidence}:{lack.reason}"
+            yield Undetermined(FindingName.HIDDEN_HOLDER, "unlisted", device, why, who="")
 
 
-def _of_listed(facts: Facts, use: Use, process: Process) -> bool:
-    """Whether it descends from a process of its pod that NVML lists on that GPU: a worker of a living job."""
-    for parent in facts.ancestors(process):
-        if any(
-            other.visibility is not Visibility.HOLDER
-            and other.device.uuid == use.device.uuid
-            and other.pod_uid == use.pod_uid
-            for other in facts.uses_of(parent.id)
+def _listed(facts: Facts, process: Process) -> Process | None:
+    """The process that NVML lists on any GPU: itself, or one of its pod that it descends from.
+
+    CUDA opens the files of all GPUs that it sees and works on some of them; what it forks inherits them all.
+    """
+    for one in (process, *facts.ancestors(process)):
+        uses = facts.uses_of(one.id)
+        if one.cgroup.pod_uid == process.cgroup.pod_uid and any(
+            use.visibility is not Visibility.HOLDER for use in uses
         ):
-            return True
-    return False
+            return one
+    return None
+
+
+def _maybe_elsewhere(facts: Facts, process: Process) -> str:
+    """Why NVML may list it after all, on another GPU whose files it has open; "" if it does not."""
+    for one in (process, *facts.ancestors(process)):
+        for use in facts.uses_of(one.id):
+            if lack := facts.lack(Evidence.ROWS, use.device):
+                return f"{lack.evidence}:{lack.reason}"
+    return ""
 
 
 def _files(process: Process) -> str:

@@ -49,7 +49,9 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One finding. `of_node`: judged once for the node, not for each device."""
+    """One finding. `of_node`: judged once for the node, not for each device. `of_memory`: for each piece of
+    memory, which MIG devices of one GPU instance share.
+    """
 
     finding: FindingName
     kinds: tuple[Kind, ...]
@@ -60,6 +62,7 @@ class Rule:
     remedy: str  # one sentence that an on-call can act on
     alert: str  # the alert and the runbook that speak of it
     of_node: bool = False
+    of_memory: bool = False
 
     def kind(self, name: str) -> Kind:
         """The kind of that name. KeyError where there is none: a check that invents kinds is a bug."""

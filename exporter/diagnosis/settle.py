@@ -9,7 +9,7 @@ not counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from exporter.diagnosis.facts import Facts
@@ -21,6 +21,7 @@ HOLD = 900.0  # seconds for which a finding that nobody can judge stays
 # Which findings are the cause of which, the first that fits is named. They must be about the same process, or
 # where a finding is about none, about the same pod on the same device.
 EXPLAINED_BY: dict[FindingName, tuple[FindingName, ...]] = {
+    FindingName.PHANTOM_PROCESS: (FindingName.STUCK_PROCESS, FindingName.ORPHAN_PROCESS),
     FindingName.ORPHAN_PROCESS: (FindingName.STUCK_PROCESS,),
     FindingName.EXTERNAL_PROCESS: (FindingName.STUCK_PROCESS,),
     FindingName.USED_NOT_ALLOCATED: (FindingName.STUCK_PROCESS, FindingName.ORPHAN_PROCESS),
@@ -58,7 +59,8 @@ def settle(
         if subject not in held and (kept := _kept(finding, doubts, facts)) is not None
     ]
     findings.sort(key=lambda finding: finding.holds.subject.order)
-    return tuple(replace(finding, explained_by=_cause(finding, findings)) for finding in findings)
+    causes = _Causes(findings)
+    return tuple(replace(finding, explained_by=causes.of(finding)) for finding in findings)
 
 
 def _held(table: Mapping[FindingName, Rule], rulings: Iterable[Ruling]) -> dict[Subject, Holds]:
@@ -82,10 +84,11 @@ def _again(
 ) -> Finding:
     """A finding that holds in this cycle. What was active stays so when its kind changes."""
     now = facts.snapshot.monotonic
+    unknown = now - before.held_monotonic if before and before.undetermined else 0.0
     finding = Finding(
         holds=holds,
         since=before.since if before else facts.snapshot.at,
-        since_monotonic=before.since_monotonic if before else now,
+        since_monotonic=before.since_monotonic + unknown if before else now,
         held_monotonic=now,
         cycles=before.cycles + 1 if before else 1,
         active=before.active if before else False,
@@ -111,27 +114,44 @@ def _kept(finding: Finding, doubts: Iterable[Undetermined], facts: Facts) -> Fin
 
 
 def _about(doubt: Undetermined, finding: Finding) -> bool:
+    """Whether a doubt is about this finding. What is wrong with a process may turn from kind to kind."""
     subject = finding.holds.subject
     return (
         doubt.finding is subject.finding
-        and doubt.kind == finding.holds.kind
+        and (doubt.kind == finding.holds.kind or bool(finding.holds.pid))
         and doubt.device in (None, subject.device)
         and doubt.who in (None, subject.who)
     )
 
 
-def _cause(finding: Finding, findings: Iterable[Finding]) -> FindingName | None:
-    causes = EXPLAINED_BY.get(finding.holds.subject.finding, ())
-    others = [other for other in findings if other.holds.subject.finding in causes and _same(finding, other)]
-    return next((name for name in causes if any(o.holds.subject.finding is name for o in others)), None)
+class _Causes:
+    """The findings of a cycle by what they are about: processes on a GPU, or a pod on it."""
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self._about: dict[tuple[str, object], set[FindingName]] = {}
+        for finding in findings:
+            if not finding.active:
+                continue  # what is pending may never be told, and then nobody would be told of either
+            for about in _subjects(finding.holds, every=True):
+                self._about.setdefault(about, set()).add(finding.holds.subject.finding)
+
+    def of(self, finding: Finding) -> FindingName | None:
+        """The first finding that explains this one, by the order of EXPLAINED_BY."""
+        causes = EXPLAINED_BY.get(finding.holds.subject.finding, ())
+        if not causes:
+            return None
+        there = {name for about in _subjects(finding.holds) for name in self._about.get(about, ())}
+        return next((name for name in causes if name in there), None)
 
 
-def _same(finding: Finding, other: Finding) -> bool:
-    """Whether both are about one thing: a process of the same GPU, or a pod on it."""
-    mine, theirs = finding.holds, other.holds
-    one, two = mine.subject.device, theirs.subject.device
-    if one is not None and two is not None and one.uuid != two.uuid:
-        return False
-    if mine.processes:
-        return bool(set(mine.processes) & set(theirs.processes))
-    return bool(mine.pod_uid) and mine.pod_uid == theirs.pod_uid
+def _subjects(holds: Holds, *, every: bool = False) -> Iterator[tuple[str, object]]:
+    """What a finding is about: its processes on the GPU, or its pod there if it is about none (or `every`).
+
+    A phantom is about a process that is not there.
+    """
+    device = holds.subject.device
+    uuid = device.uuid if device else ""
+    for process in holds.processes:
+        yield uuid, process
+    if holds.pod_uid and (every or not (holds.processes or holds.pid)):
+        yield uuid, holds.pod_uid

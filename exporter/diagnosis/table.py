@@ -121,7 +121,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         finding=FindingName.ORPHANED_MEMORY,
         kinds=(
-            Kind("none", needs((E.MEMORY, E.WHOLE_SCAN)), "No process has the device open.", 2, 300),
+            Kind("none", needs((E.MEMORY, E.SCAN)), "No process has the device open.", 2, 300),
             Kind("fd_only", needs((E.MEMORY, E.SCAN)), "Processes without a row have it open.", 2, 300),
             Kind(
                 "live_peer",
@@ -139,6 +139,7 @@ RULES: tuple[Rule, ...] = (
         "or NUMA memory, confidential computing and vGPU hosts (not applicable); MIG parents: each instance is judged.",
         remedy="fd_only: end the named holders. none: drain the node and reset the GPU. live_peer: ask the workload.",
         alert="GPUMemoryOrphaned",
+        of_memory=True,
     ),
     Rule(
         finding=FindingName.EXCLUSIVE_GPU_SHARED,
@@ -172,7 +173,7 @@ RULES: tuple[Rule, ...] = (
         finding=FindingName.VISIBLE_NOT_ALLOCATED,
         kinds=(
             Kind("privileged", VISIBLE, "Its container is privileged and sees the host's devices."),
-            Kind("host_device", VISIBLE, "The host's /dev, or a device of it, is mounted into it."),
+            Kind("host_device", VISIBLE, "The host's /dev is mounted into it."),
             Kind("mig_caps", VISIBLE, "It sees capability files of MIG devices that are not its own."),
             Kind("other", VISIBLE, "Something else shows them to it, mostly the container runtime."),
         ),
@@ -206,7 +207,14 @@ RULES: tuple[Rule, ...] = (
                 CRITICAL,
             ),
             Kind(
-                "nvml_lt_pci", needs((E.PCI, E.INVENTORY)), "A GPU on the bus is missing.", 2, 300, CRITICAL
+                "nvml_lt_pci",
+                needs(
+                    (E.PCI, E.INVENTORY), (E.PCI, E.ROWS)
+                ),  # a GPU without a name makes the list incomplete
+                "A GPU on the bus is missing.",
+                2,
+                300,
+                CRITICAL,
             ),
             Kind("capacity_gt_real", COUNTS_NODE, "The node offers more than there is.", 2, 300),
             Kind("capacity_lt_real", COUNTS_NODE, "The node offers less than there is.", 2, 300),
@@ -231,13 +239,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         finding=FindingName.IDLE_ALLOCATION,
-        kinds=(
-            Kind("no_client", needs((E.LIST, E.ROWS, E.WHOLE_SCAN)), "No process of it is there.", 2, 3600),
-        ),
+        kinds=(Kind("no_client", GIVEN, "No process of it is there.", 2, 3600),),
         check=allocation.idle,
         severity=INFO,
         summary="A pod was given a GPU and has no process on it.",
-        guards="Pods that have ended; devices that NVML does not show.",
+        guards="Pods that are ending or have ended; devices that NVML does not show; pods that only reserve a GPU for "
+        "others (KAI).",
         remedy="Ask the pod's owner whether it still needs the GPU.",
         alert="GPUIdleAllocation",
     ),

@@ -109,6 +109,8 @@ class ContainerView:
     container_id: str
     nodes: tuple[DeviceNode, ...]
     unseen: str = ""
+    host: bool = False  # its /dev is the host's own
+    exe: str = ""  # executable of the process that was asked, "" where it cannot be read
 
 
 @dataclass(frozen=True, slots=True)

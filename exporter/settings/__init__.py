@@ -14,15 +14,30 @@ from exporter.settings.fields import (
     LogLevel,
     LogSettings,
     NvmlSettings,
+    OrphanedMemorySettings,
+    Output,
     PathSettings,
+    RulesSettings,
     Settings,
     WebSettings,
 )
 from exporter.settings.reading import Command, SettingsError, load_yaml, parse
-from exporter.settings.table import PROGRAM, SettingDoc, help_text, reference
-from exporter.settings.values import ListenAddress, format_duration, parse_duration
+from exporter.settings.table import (
+    AGE_ENV,
+    AGE_FLAG,
+    AGES_MEANING,
+    PROGRAM,
+    SettingDoc,
+    ages,
+    help_text,
+    reference,
+)
+from exporter.settings.values import ListenAddress, format_duration, format_size, parse_duration
 
 __all__ = [
+    "AGES_MEANING",
+    "AGE_ENV",
+    "AGE_FLAG",
     "PROGRAM",
     "CollectorSettings",
     "Command",
@@ -34,12 +49,17 @@ __all__ = [
     "LogLevel",
     "LogSettings",
     "NvmlSettings",
+    "OrphanedMemorySettings",
+    "Output",
     "PathSettings",
+    "RulesSettings",
     "SettingDoc",
     "Settings",
     "SettingsError",
     "WebSettings",
+    "ages",
     "format_duration",
+    "format_size",
     "help_text",
     "load_yaml",
     "parse",

@@ -3,6 +3,7 @@
 A setting's flag, environment variable, file key, help text and line in the reference all follow from it.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +31,13 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class Output(StrEnum):
+    """The form of what `describe` prints."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class Metavar(str):
     """What a flag's value is called in the help text."""
 
@@ -42,6 +50,8 @@ _Path = Annotated[Path, BeforeValidator(values.path), Metavar("PATH")]
 _OptionalPath = Annotated[Path | None, BeforeValidator(values.optional_path), Metavar("PATH")]
 _ReadableFile = Annotated[Path | None, BeforeValidator(values.readable_file), Metavar("FILE")]
 _Count = Annotated[int, BeforeValidator(values.count), Metavar("COUNT")]
+_Size = Annotated[int, BeforeValidator(values.size), Metavar("SIZE")]
+_Share = Annotated[float, BeforeValidator(values.share), Metavar("SHARE")]
 _OptionalCount = Annotated[int | None, BeforeValidator(values.optional_count), Metavar("COUNT")]
 
 
@@ -131,6 +141,29 @@ class LimitsSettings(_Group):
     )
 
 
+class OrphanedMemorySettings(_Group):
+    """`--rules.orphaned_memory.*`: memory that no process accounts for counts above the larger of the two."""
+
+    bytes: _Size = Field(
+        512 * 2**20, description="Memory of a GPU that no process accounts for counts above this size."
+    )
+    share: _Share = Field(0.02, description="And above this share of the GPU's memory.")
+    mig_bytes: _Size = Field(
+        256 * 2**20,
+        description="Memory of a GPU instance (MIG) that no process accounts for counts above this size.",
+    )
+    mig_share: _Share = Field(0.05, description="And above this share of the GPU instance's memory.")
+
+
+class RulesSettings(_Group):
+    """`--rules.*`. `ages` has those that were given: "<finding>.<kind>" → seconds."""
+
+    orphaned_memory: OrphanedMemorySettings = OrphanedMemorySettings()
+    ages: Annotated[Mapping[str, Annotated[float, BeforeValidator(values.age)]], Metavar("DURATION")] = Field(
+        {}, description="How long a kind of finding must hold before it counts."
+    )
+
+
 class DemoSettings(_Group):
     """`--demo.*`."""
 
@@ -176,7 +209,7 @@ class Settings(BaseSettings):
     path: PathSettings = PathSettings()
     collector: CollectorSettings = CollectorSettings()
     limits: LimitsSettings = LimitsSettings()
-    # Ages and thresholds of the findings go here: `rules: RulesSettings`, flags --rules.<finding>.<kind>.age.
+    rules: RulesSettings = RulesSettings()
     pause_file: _OptionalPath = Field(
         None,
         description="While this file exists every NVML handle is released: for GPU resets and MIG changes.",
@@ -186,6 +219,14 @@ class Settings(BaseSettings):
     )
     log: LogSettings = LogSettings()
     demo: DemoSettings = DemoSettings()
+    url: Annotated[str | None, BeforeValidator(values.url), Metavar("URL")] = Field(
+        None,
+        description="Running exporter that the describe command asks, such as http://node-1:9836. Unset: it "
+        "looks at this node itself.",
+    )
+    output: Annotated[Output, BeforeValidator(values.one_of(Output)), Metavar("|".join(Output))] = Field(
+        Output.TEXT, description="Form of what the describe command prints."
+    )
     config: ConfigSettings = ConfigSettings()
 
     @classmethod

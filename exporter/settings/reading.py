@@ -15,9 +15,10 @@ import yaml
 from pydantic import ValidationError
 from pydantic_settings import InitSettingsSource
 
+from exporter.diagnosis import RULES
 from exporter.settings.fields import Settings
-from exporter.settings.table import BY_ENV, ENV_PREFIX, TABLE, Setting
-from exporter.settings.values import BOOLEANS, node_name
+from exporter.settings.table import BY_ENV, ENV_PREFIX, TABLE, Setting, is_age
+from exporter.settings.values import BOOLEANS, format_duration, node_name
 
 # A Service called kubegpu or kubegpu-anything makes Kubernetes set these in every pod of its namespace.
 _SERVICE_LINK = re.compile(
@@ -39,6 +40,7 @@ class Command(StrEnum):
 
     RUN = "run"
     DEMO = "demo"
+    DESCRIBE = "describe"
     HELP = "help"
     VERSION = "version"
 
@@ -96,10 +98,8 @@ def _read_argv(argv: Sequence[str]) -> tuple[Command, _Layer]:
 
 
 def _command(word: str) -> Command:
-    if word == "describe":
-        raise SettingsError("describe: this command is not offered yet; give run or demo")
-    if word not in (Command.RUN, Command.DEMO):
-        raise SettingsError(f"{word}: unknown command; give run or demo")
+    if word not in (Command.RUN, Command.DEMO, Command.DESCRIBE):
+        raise SettingsError(f"{word}: unknown command; give run, demo or describe")
     return Command(word)
 
 
@@ -113,11 +113,32 @@ def _next_value(setting: Setting, rest: list[str]) -> str:
 
 
 def _suggest_flag(flag: str) -> str:
+    if flag.startswith("--rules."):
+        return _suggest_rule(flag[2:], "--")
     name = flag.lstrip("-").replace("_", "-")
     positive = TABLE.get(name.removeprefix("no-"))
     if name.startswith("no-") and positive is not None and positive.boolean:
         return f"give {positive.flag}={positive.metavar.split('|')[1]}"
     return _suggest(name, TABLE, "--")
+
+
+def _suggest_rule(name: str, prefix: str = "") -> str:
+    """What there is where a finding or a kind of it was named that is not."""
+    _, finding, kind, *_ = (*name.split("."), "", "")
+    known = {str(rule.finding): rule for rule in RULES}
+    near = known.get(finding.replace("-", "_"))
+    if near is None:
+        return f"give one of the findings {', '.join(known)}"
+    kinds = [one.name for one in near.kinds]
+    if kind in kinds or kind.replace("-", "_") in kinds:
+        return f"give {prefix}rules.{near.finding}.{kind.replace('-', '_')}.age"
+    thresholds = [
+        key.split(".")[-1]
+        for key in TABLE
+        if key.startswith(f"rules.{near.finding}.") and key.count(".") == 2
+    ]
+    more = f", or a threshold: {', '.join(thresholds)}" if thresholds else ""
+    return f"give {prefix}rules.{near.finding}.<kind>.age with one of {', '.join(kinds)}{more}"
 
 
 def _suggest(name: str, known: Iterable[str], prefix: str = "") -> str:
@@ -143,7 +164,9 @@ def _read_file(path: Path) -> _Layer:
     for key, value in _flatten(load_yaml(path)):
         name = f"{path}: {key}"
         if key not in TABLE:
-            raise SettingsError(f"{name}: unknown key; {_suggest(key.replace('_', '-'), TABLE)}")
+            rule = key.startswith("rules.")
+            remedy = _suggest_rule(key) if rule else _suggest(key.replace("_", "-"), TABLE)
+            raise SettingsError(f"{name}: unknown key; {remedy}")
         if key == "config.file":
             raise SettingsError(f"{name}: a file cannot name another; give --config.file={value}")
         if key in layer:
@@ -206,7 +229,7 @@ def _build(layers: Sequence[_Layer]) -> Settings:
         given = layer | given
     sources = tuple(InitSettingsSource(Settings, _nest(layer)) for layer in layers)
     try:
-        return Settings(_build_sources=(sources, {}))
+        settings = Settings(_build_sources=(sources, {}))
     except ValidationError as error:
         first = error.errors()[0]
         key = next(
@@ -216,6 +239,19 @@ def _build(layers: Sequence[_Layer]) -> Settings:
         cause = first.get("ctx", {}).get("error")
         problem = str(cause) if isinstance(cause, ValueError) else f"is refused ({first['msg']}); see --help"
         raise SettingsError(f"{name}: {text!r} {problem}") from error
+    _check_ages(settings, given)
+    return settings
+
+
+def _check_ages(settings: Settings, given: _Layer) -> None:
+    """An age under the interval would be no other than the interval; 0 says that in so many words."""
+    least = settings.interval
+    for key, (text, name) in given.items():
+        if is_age(TABLE[key]) and 0 < settings.rules.ages[TABLE[key].location[-1]] < least:
+            shown = format_duration(least)
+            raise SettingsError(
+                f"{name}: {text!r} is under the interval of {shown}; give {shown} or more, or 0"
+            )
 
 
 def _nest(layer: _Layer) -> dict[str, Any]:

@@ -8,11 +8,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from exporter.diagnosis import RULES
+from exporter.model import FindingName
 from exporter.settings.fields import Metavar, Settings
-from exporter.settings.values import format_duration
+from exporter.settings.values import format_duration, format_size
 
 PROGRAM = "kubegpu-exporter"
 ENV_PREFIX = "KUBEGPU_"
+AGES = ("rules", "ages")  # where the ages are; there is one for each kind of finding
+AGE_FLAG = "--rules.<finding>.<kind>.age"
+AGE_ENV = "KUBEGPU_RULES_<FINDING>_<KIND>_AGE"
+AGES_MEANING = (
+    "How long a finding of this kind must hold before it counts: at least the interval, or 0 for as soon as "
+    "it was seen in as many cycles as it needs. The defaults are:"
+)
+_FINDINGS = frozenset(FindingName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +61,34 @@ class Setting:
 def _fields_of(model: type[BaseModel], location: tuple[str, ...] = ()) -> Iterator[Setting]:
     for name, field in model.model_fields.items():
         here = (*location, name)
+        if here == AGES:
+            yield from _ages()
+            continue
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _fields_of(field.annotation, here)
             continue
         yield Setting(
-            key=".".join(here).replace("_", "-"),
+            key=".".join(part if part in _FINDINGS else part.replace("_", "-") for part in here),
             location=here,
             boolean=field.annotation is bool,
             metavar=next(str(item) for item in field.metadata if isinstance(item, Metavar)),
             default=field.default,
             meaning=field.description or "",
         )
+
+
+def _ages() -> Iterator[Setting]:
+    """Findings and kinds keep their own spelling, that of the metrics."""
+    for rule in RULES:
+        for kind in rule.kinds:
+            yield Setting(
+                key=f"rules.{rule.finding}.{kind.name}.age",
+                location=(*AGES, f"{rule.finding}.{kind.name}"),
+                boolean=False,
+                metavar="DURATION",
+                default=float(kind.age),
+                meaning=f"How long {rule.finding}, kind {kind.name}, must hold before it counts.",
+            )
 
 
 TABLE = {setting.key: setting for setting in _fields_of(Settings)}
@@ -74,8 +101,12 @@ def _default_text(setting: Setting) -> str:
             return "on" if value else "off"
         case bool(value):
             return str(value).lower()
+        case float(share) if setting.metavar == "SHARE":
+            return f"{share:g}"
         case float(seconds):
             return format_duration(seconds)
+        case int(size) if setting.metavar == "SIZE":
+            return format_size(size)
         case None:
             return ""
         case value:
@@ -83,28 +114,49 @@ def _default_text(setting: Setting) -> str:
 
 
 def reference() -> Iterable[SettingDoc]:
-    """Every setting, in the order of the help text."""
-    return [
-        SettingDoc(setting.flag, setting.env, _default_text(setting), setting.meaning, setting.metavar)
-        for setting in TABLE.values()
-    ]
+    """Every setting but the ages of the findings, in the order of the help text."""
+    return [_doc(setting) for setting in TABLE.values() if not is_age(setting)]
+
+
+def ages() -> Iterable[SettingDoc]:
+    """The ages of the findings, one for each kind."""
+    return [_doc(setting) for setting in TABLE.values() if is_age(setting)]
+
+
+def is_age(setting: Setting) -> bool:
+    """Whether it is the age of a kind of finding."""
+    return setting.location[:2] == AGES
+
+
+def _doc(setting: Setting) -> SettingDoc:
+    return SettingDoc(setting.flag, setting.env, _default_text(setting), setting.meaning, setting.metavar)
 
 
 def help_text() -> str:
     """The text of --help."""
     lines = [
-        f"Usage: {PROGRAM} [run|demo] [--FLAG=VALUE ...]",
+        f"Usage: {PROGRAM} [run|demo|describe] [--FLAG=VALUE ...]",
         "",
-        "  run    serve the metrics of this node's GPUs (the default)",
-        "  demo   serve the metrics of a recorded scenario; needs no GPU and no Kubernetes",
+        "  run       serve the metrics of this node's GPUs (the default)",
+        "  demo      serve the metrics of a recorded scenario; needs no GPU and no Kubernetes",
+        "  describe  look once and say who is on which GPU and what is wrong; exit code 1 if anything is",
         "",
         "Each flag can also be set by the environment variable beside it, or in the file of --config.file.",
         "Precedence: flag, environment, file, default.",
         "",
     ]
     for doc in reference():
-        lines.append(f"  {doc.flag}={doc.metavar}  [{doc.env}]")
-        default = f" Default: {doc.default}" if doc.default else ""
-        lines += textwrap.wrap(doc.meaning + default, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        lines += [f"  {doc.flag}={doc.metavar}  [{doc.env}]", *_wrapped(doc.meaning, doc.default)]
+    lines += [f"  {AGE_FLAG}=DURATION  [{AGE_ENV}]", *_wrapped(AGES_MEANING)]
+    for rule in RULES:
+        kinds = ", ".join(f"{kind.name} {format_duration(kind.age)}" for kind in rule.kinds)
+        lines += textwrap.wrap(
+            f"{rule.finding}: {kinds}", 96, initial_indent=" " * 8, subsequent_indent=" " * 10
+        )
     lines += ["  --version", "      Print the version.", "  -h, --help", "      Print this text."]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(meaning: str, default: str = "") -> list[str]:
+    text = f"{meaning} Default: {default}" if default else meaning
+    return textwrap.wrap(text, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)

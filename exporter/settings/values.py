@@ -22,9 +22,16 @@ KUBELET_ROOTS = {
 BOOLEANS = {"true": True, "on": True, "yes": True, "1": True} | dict.fromkeys(
     ("false", "off", "no", "0"), False
 )
+LONGEST_AGE = 30 * 86400.0  # seconds
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+|\d+(?:\.\d+)?", re.ASCII)
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", re.ASCII)
+_SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)(KiB|MiB|GiB|TiB)?", re.ASCII)
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)(%?)", re.ASCII)
+_URL = re.compile(
+    r"https?://(?:[0-9A-Za-z._-]+|\[[0-9A-Fa-f:.%]+\])(?::([0-9]{1,5}))?(?:/[0-9A-Za-z._~/-]*)?", re.ASCII
+)
 _NODE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,252}")
 
 
@@ -48,6 +55,8 @@ def parse_duration(text: str) -> float:
 
 def format_duration(seconds: float) -> str:
     """A duration as a person writes it: 15s, 2m, 500ms."""
+    if seconds == 0:
+        return "0s"
     for unit in ("h", "m", "s"):
         if seconds >= _UNITS[unit] and seconds % _UNITS[unit] == 0:
             return f"{seconds / _UNITS[unit]:.12g}{unit}"
@@ -62,6 +71,58 @@ def interval(value: object) -> object:
     if isinstance(seconds, float | int) and seconds > 3600:
         raise ValueError("is over the greatest interval of 1h; give 1h or less")
     return seconds
+
+
+def age(value: object) -> object:
+    """Seconds for which a finding must hold, up to 30 days; `reading` compares them with the interval."""
+    seconds = parse_duration(value) if isinstance(value, str) else value
+    if isinstance(seconds, float | int) and seconds > LONGEST_AGE:
+        raise ValueError("is over the greatest age of 30d; give 30d or less")
+    return seconds
+
+
+def size(value: object) -> object:
+    """Bytes of a threshold, 1MiB to 1TiB; a number without unit is bytes."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise ValueError("is not a size; give bytes, or a number with KiB, MiB, GiB or TiB, such as 512MiB")
+    number = int(float(match[1]) * _SIZES[match[2] or ""])
+    if not _SIZES["MiB"] <= number <= _SIZES["TiB"]:
+        raise ValueError("is outside the range of sizes; give 1MiB to 1TiB")
+    return number
+
+
+def format_size(number: int) -> str:
+    """A size as a person writes it: 512MiB."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if number >= _SIZES[unit] and number % _SIZES[unit] == 0:
+            return f"{number // _SIZES[unit]}{unit}"
+    return str(number)
+
+
+def share(value: object) -> object:
+    """A share of a whole: 0.02 or 2%."""
+    if not isinstance(value, str):
+        return value
+    match = _SHARE.fullmatch(value)
+    if match is None:
+        raise ValueError("is not a share; give a number from 0 to 1, or a percentage such as 2%")
+    number = float(match[1]) / (100 if match[2] else 1)
+    if number > 1:
+        raise ValueError("is over 1; give a share from 0 to 1, or a percentage up to 100%")
+    return number
+
+
+def url(value: object) -> object:
+    """The address of a running exporter; empty is unset. Without a path it is that of the metrics."""
+    if value == "":
+        return None
+    match = _URL.fullmatch(value) if isinstance(value, str) else None
+    if isinstance(value, str) and (match is None or int(match[1] or 0) > 65535):
+        raise ValueError("is not the address of an exporter; give one such as http://node-1:9836")
+    return value
 
 
 def boolean(value: object) -> object:

@@ -122,9 +122,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 class Child:
-    """One child process and the conversation with it. One call at a time; other callers are refused with
-    `busy`.
-    """
+    """One child process and the conversation with it. One call at a time: other callers wait their turn."""
 
     def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
         # -I: neither the current directory nor PYTHON* variables may choose what a privileged child runs.
@@ -144,14 +142,15 @@ class Child:
     def call(self, op: str, request: Mapping[str, Any], seconds: float, part: Part = lambda *_: None) -> Any:
         """Ask and wait for the end of the reply, at most `seconds`; then the child is killed.
 
-        Raises SourceError: busy (a call is in flight, or a killed child has not gone), unavailable (no child
-        can be started, or it died), timeout, protocol, or what the child itself reports.
+        Raises SourceError: busy (the call before did not end in time, or a killed child has not gone),
+        unavailable (no child can be started, or it died), timeout, protocol, or what the child itself reports.
         """
-        if not self._talking.acquire(blocking=False):
+        deadline = time.monotonic() + seconds
+        if not self._talking.acquire(timeout=seconds):
             raise SourceError(Reason.BUSY, "an earlier call has not returned")
         try:
             process = self._running()
-            end = self._converse(process, {"op": op, **request}, time.monotonic() + seconds, part)
+            end = self._converse(process, {"op": op, **request}, deadline, part)
         finally:
             self._talking.release()
         self._delay = 0.0

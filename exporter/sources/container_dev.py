@@ -1,9 +1,9 @@
 """Which NVIDIA device files a container can see in its /dev. Runs in the `host` child.
 
-In: live containers, each with one of its processes. Out: the device nodes in that process' /dev, by number. A
-container's file tree is hostile: it is entered only where mountinfo says that /dev is a tmpfs or devtmpfs, no
-link in it is followed, no file in it is opened, and only directories of that very mount are listed. Anything
-else is `unseen`, not empty.
+In: live containers, each with one of its processes. Out: the device nodes in that process' /dev, by number,
+whether that is the host's /dev, and what the process runs. A container's file tree is hostile: it is entered
+only where mountinfo says that /dev is a tmpfs or devtmpfs, no link in it is followed, no file in it is
+opened, and only directories of that very mount are listed. Anything else is `unseen`, not empty.
 """
 
 from __future__ import annotations
@@ -47,23 +47,37 @@ class Viewer:
         except OSError as error:
             raise SourceError(Reason.UNAVAILABLE, f"{self._procfs}/devices: {error.strerror}") from error
         self._calls += 1
+        host = self._host_dev()
         views = {}
         for container in containers:
             key = (container.container_id, container.process)
             due = (container.process.pid + self._calls) % REFRESH == 0
             known = self._views.get(key)
-            views[key] = known if known and not known.unseen and not due else self._view(container, majors)
+            fresh = known is not None and not known.unseen and not due
+            views[key] = known if known and fresh else self._view(container, majors, host)
         self._views = views
         return ContainerDev(tuple(views.values()))
 
-    def _view(self, container: LiveContainer, majors: Majors) -> ContainerView:
+    def _host_dev(self) -> tuple[int, int] | None:
+        """The file system of the host's /dev; None where pid 1 cannot be asked, or has none of its own."""
+        try:
+            with ProcessDirectory(f"{self._procfs}/1") as process:
+                return _dev_mount(parse_mounts(process.read_all("mountinfo"))).device
+        except (OSError, _UnsafeError):
+            return None
+
+    def _view(self, container: LiveContainer, majors: Majors, host: tuple[int, int] | None) -> ContainerView:
         nodes: tuple[DeviceNode, ...] = ()
-        unseen = ""
+        unseen = exe = ""
+        of_host = False
         try:
             with ProcessDirectory(f"{self._procfs}/{container.process.pid}") as process:
                 if process.stat().start != container.process.start:
                     raise ProcessLookupError
-                nodes = tuple(sorted(set(_nodes(process, majors))))
+                exe = _executable(process)
+                mount = _dev_mount(parse_mounts(process.read_all("mountinfo")))
+                of_host = mount.device == host
+                nodes = tuple(sorted(set(_nodes(process, mount, majors))))
         except GONE:
             unseen = "gone"
         except PermissionError:
@@ -72,15 +86,21 @@ class Viewer:
             unseen = str(error)
         except OSError as error:  # a zombie's mountinfo gives EINVAL; no container may hide the others
             unseen = printable(f"{error.filename}: {error.strerror}")
-        return ContainerView(container.pod_uid, container.container_id, nodes, unseen)
+        return ContainerView(container.pod_uid, container.container_id, nodes, unseen, of_host, exe)
 
 
 class _UnsafeError(Exception):
     """A /dev that is not to be entered; the text says what it is."""
 
 
-def _nodes(process: ProcessDirectory, majors: Majors) -> Iterator[DeviceNode]:
-    mount = _dev_mount(parse_mounts(process.read_all("mountinfo")))
+def _executable(process: ProcessDirectory) -> str:
+    try:
+        return printable(process.link("exe"))
+    except OSError:  # as a zombie's; it says nothing about its /dev
+        return ""
+
+
+def _nodes(process: ProcessDirectory, mount: Mount, majors: Majors) -> Iterator[DeviceNode]:
     root = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=process.fd)
     try:
         dev = os.open("dev", _OPEN, dir_fd=root)

@@ -16,6 +16,7 @@ EXPECTED = [
     for folder in (*OWN, *(SHIPPED / name for name in scenario.shipped()))
     for path in sorted(folder.glob("expected/*.metrics"), key=lambda path: float(path.stem))
 ]
+COURSES = sorted(path.parents[1] for path in HERE.glob("**/expected/findings.yaml"))
 
 
 @cache
@@ -35,6 +36,16 @@ def test_the_exposition_is_what_the_story_says(folder: Path, path: Path) -> None
     assert not [str(difference) for difference in golden.differences(wanted, got)]
 
 
+@pytest.mark.parametrize("folder", COURSES, ids=lambda folder: folder.name)
+def test_findings_come_and_go_as_the_story_says(folder: Path) -> None:
+    """In every cycle exactly the findings that the expectation tells are active; all others are silent."""
+    wanted = golden.course(folder / "expected" / "findings.yaml")
+    departures = [
+        line for at, report in play(folder).items() for line in golden.departures(wanted, at, report)
+    ]
+    assert not departures
+
+
 @pytest.mark.parametrize(
     "folder", [*OWN, *(SHIPPED / name for name in scenario.shipped())], ids=lambda p: p.name
 )
@@ -44,7 +55,7 @@ def test_every_scenario_has_a_story_and_an_expectation(folder: Path) -> None:
         Path(scenario.__file__).parents[1] / "scenarios" / folder.name if folder.parent == SHIPPED else folder
     )
     assert (data / "story.md").read_text().startswith("# ")
-    assert list(folder.glob("expected/*.metrics"))
+    assert list(folder.glob("expected/*"))
 
 
 @pytest.mark.parametrize(

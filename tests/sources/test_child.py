@@ -245,14 +245,25 @@ def test_an_exception_in_the_callers_part_does_not_leave_half_a_reply_behind(
 # ---------------------------------------------------------------- one child at a time
 
 
-def test_a_second_caller_is_refused_while_one_waits(toy: Child) -> None:
-    """It is told `busy` at once, and the first gets its answer."""
+def test_a_second_caller_waits_its_turn(toy: Child) -> None:
+    """It gets its answer after the first has got the other."""
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(toy.call("sleep", {"length": 1}, LONG)))
+    thread.start()
+    _eventually(lambda: toy.pid is not None)
+    assert toy.call("echo", {"x": 1}, LONG) == {"x": 1}
+    thread.join()
+    assert answers == ["awake"]
+
+
+def test_a_second_caller_is_refused_when_its_time_is_over(toy: Child) -> None:
+    """It is told `busy`, and the first still gets its answer."""
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(toy.call("sleep", {"length": 1}, LONG)))
     thread.start()
     _eventually(lambda: toy.pid is not None)
     began = time.monotonic()
-    assert _refusal(toy).reason is Reason.BUSY
+    assert _refusal(toy, seconds=0.2).reason is Reason.BUSY
     assert time.monotonic() - began < 0.5
     thread.join()
     assert answers == ["awake"]

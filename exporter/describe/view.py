@@ -1,0 +1,175 @@
+"""What there is to say about a node, wherever it comes from. Pure data.
+
+A device is named by the label values of its series, so that a look at the node and the metrics of an exporter
+speak of the same things. None means *not known or not supported*, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from exporter.diagnosis import RULES
+
+
+class Verdict(IntEnum):
+    """The outcome, which is the exit code."""
+
+    NOTHING_WRONG = 0  # nothing that could be judged
+    WRONG = 1
+    NOT_SEEN = 3  # neither NVML nor the host's processes were to be seen
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A GPU, or a MIG device of it: `gi` and `mig_uuid` are empty for a whole GPU."""
+
+    uuid: str
+    gi: str = ""
+    mig_uuid: str = ""
+
+    def meets(self, other: Place) -> bool:
+        """Whether the two are one device, or one is a part of the other."""
+        if self.uuid != other.uuid or (self.gi and other.gi and self.gi != other.gi):
+            return False
+        return not self.mig_uuid or not other.mig_uuid or self.mig_uuid == other.mig_uuid
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The kubelet gave a device to a container. `place` None: an id that nobody can read."""
+
+    place: Place | None
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process on a device. `given`: whether its pod was given the device."""
+
+    pid: int
+    comm: str
+    owner: str
+    namespace: str
+    pod: str
+    container: str
+    pod_uid: str
+    memory: int | None
+    visibility: str
+    state: str
+    given: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong. `since` is set where a running exporter has followed it: it is active."""
+
+    finding: str
+    kind: str
+    severity: str
+    summary: str
+    meaning: str
+    remedy: str
+    evidence: tuple[str, ...] = ()
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    pid: int = 0
+    comm: str = ""
+    memory: int | None = None
+    explained_by: str = ""
+    undetermined: str = ""  # why it could not be judged again
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU or MIG device. `allocated` is what the kubelet says."""
+
+    place: Place
+    index: str
+    product: str
+    used: int | None = None
+    total: int | None = None
+    attributed: int | None = None
+    unattributed: int | None = None
+    allocated: bool | None = None
+    given: tuple[Given, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A kind of finding that could not be judged; `place` None: anywhere."""
+
+    finding: str
+    kind: str
+    place: Place | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A source that did not answer, or only in part."""
+
+    source: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A node. `at` is seconds since the epoch; `problems` are those that are about no device shown."""
+
+    node: str
+    origin: str
+    at: float | None
+    seen: bool
+    devices: tuple[Device, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    simulated: bool = False
+
+    @property
+    def everything_wrong(self) -> tuple[Problem, ...]:
+        """All problems, those of devices first."""
+        return (*(one for device in self.devices for one in device.problems), *self.problems)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The outcome: what is wrong counts, whatever else was not seen."""
+        if self.everything_wrong:
+            return Verdict.WRONG
+        return Verdict.NOTHING_WRONG if self.seen else Verdict.NOT_SEEN
+
+
+def judged(finding: str, kind: str) -> tuple[str, str, str, str]:
+    """Severity, summary, meaning of the kind, and remedy; empty for what this version does not know."""
+    for rule in RULES:
+        if rule.finding == finding:
+            row = next((one for one in rule.kinds if one.name == kind), None)
+            severity = (row.severity if row else None) or rule.severity
+            return severity, rule.summary, row.meaning if row else "", rule.remedy
+    return "", "", "", ""
+
+
+def is_given(place: Place, namespace: str, pod: str, given: Iterable[Given], *, known: bool) -> bool | None:
+    """Whether a pod was given a device or a part of it. None: not known, or there is no pod with a name."""
+    if not pod:
+        return None
+    own = [one for one in given if (one.namespace, one.pod) == (namespace, pod)]
+    if any(one.place is not None and one.place.meets(place) for one in own):
+        return True
+    return None if not known or any(one.place is None for one in own) else False
+
+
+def given_here(place: Place, given: Collection[Given]) -> tuple[Given, ...]:
+    """To whom exactly this device was given."""
+    return tuple(one for one in given if one.place == place)
