@@ -128,8 +128,9 @@ def _inventory(before: History, snapshot: Snapshot, attribution: Attribution) ->
         if gpu.lost and gpu.uuid in known:
             seen[gpu.uuid] = known[gpu.uuid]  # what a lost GPU was cut into is what it was before
             continue
-        keys = tuple(DeviceKey(gpu.uuid, one.gi, one.ci, one.mig_uuid) for one in gpu.instances)
-        seen[gpu.uuid] = KnownGpu(gpu.uuid, gpu.index, gpu.minor, keys)
+        keys = [DeviceKey(gpu.uuid, one.gi, one.ci, one.mig_uuid) for one in gpu.instances]
+        in_order = tuple(sorted(keys, key=lambda key: key.order))
+        seen[gpu.uuid] = KnownGpu(gpu.uuid, gpu.index, gpu.minor, in_order)
     complete = isinstance(snapshot.nvml, Seen) and snapshot.nvml.complete
     # GPUs that were not reached in this cycle are still there, and so are those whose files somebody holds.
     held = {use.device.uuid for use in attribution.uses}
@@ -154,9 +155,7 @@ def _rows(before: History, snapshot: Snapshot) -> list[RowSighting]:
             first = rows.get(key) or RowSighting(gpu.uuid, listed.pid, snapshot.at, now, now)
             rows[key] = replace(first, last_monotonic=now)
     return [
-        row
-        for _, row in sorted(rows.items())
-        if now - row.last_monotonic <= FORGET_ROW or row.uuid in silent
+        row for _, row in sorted(rows.items()) if now - row.last_monotonic <= FORGET_ROW or row.uuid in silent
     ]
 
 

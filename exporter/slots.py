@@ -55,9 +55,7 @@ class _Call(Generic[T]):
     def waits(self, fresh_for: float) -> bool:
         """Whether it has ended, and nobody has taken its reading, and that is not long ago."""
         return (
-            self.ended.is_set()
-            and not self.taken
-            and time.monotonic() - self._ended_monotonic <= fresh_for
+            self.ended.is_set() and not self.taken and time.monotonic() - self._ended_monotonic <= fresh_for
         )
 
     def age(self) -> float:

@@ -11,6 +11,7 @@ start+30.
     found:                        # active findings: from which second, and until which one they are not
       - {from: 135, until: 180, finding: stuck_process, kind: kill_pending, gpu: 0, pid: 100, comm: train,
          pod: ml/train-0/main, pod_uid: ..., bytes: 8GiB, evidence: SIGKILL pending}
+    clear: [{finding: stuck_process, gpu: 1}]  # said to be 0
     unjudged:                     # kinds said to be undetermined or not applicable, and why
       - {from: 30, until: 60, finding: phantom_process, kind: held, gpu: 0, reason: "rows:busy"}
 
@@ -159,6 +160,7 @@ class Course:
     """What `findings.yaml` expects, as written."""
 
     found: tuple[dict[str, Any], ...]
+    clear: tuple[dict[str, Any], ...]
     unjudged: tuple[dict[str, Any], ...]
     silent_on: frozenset[str]
 
@@ -166,16 +168,18 @@ class Course:
 def course(path: Path) -> Course:
     """An expectation of a whole story. Raises ValueError naming the entry that is none."""
     plain = yaml.safe_load(path.read_text()) or {}
-    if unknown := plain.keys() - {"found", "unjudged", "silent_on"}:
+    if unknown := plain.keys() - {"found", "clear", "unjudged", "silent_on"}:
         raise ValueError(f"{path}: {unknown} is nothing that can be expected")
     for entry, known in (
         *((one, _TOLD) for one in plain.get("found") or ()),
+        *((one, {*_SPAN, "finding", "gpu", "gi"}) for one in plain.get("clear") or ()),
         *((one, {*_SPAN, *_OF_UNJUDGED, "gpu"}) for one in plain.get("unjudged") or ()),
     ):
         if entry.keys() - known or entry.get("finding") not in set(FindingName):
             raise ValueError(f"{path}: {entry} tells of {entry.keys() - known or 'no finding'}")
     return Course(
         tuple(plain.get("found") or ()),
+        tuple(plain.get("clear") or ()),
         tuple(plain.get("unjudged") or ()),
         frozenset(plain.get("silent_on") or ()),
     )
@@ -197,11 +201,15 @@ def departures(wanted: Course, at: float, report: Report) -> Iterator[str]:
         ("finding", told, Counter(_sorted(labels, _OF_INFO) for labels in info)),
         ("count", counts, served),
     ):
-        have = Counter({key: n for key, n in have.items() if dict(key)["finding"] not in wanted.silent_on})
-        yield from (f"{at:g} s: no {what} {dict(key)}" for key in (want - have).elements())
-        yield from (f"{at:g} s: unexpected {what} {dict(key)}" for key in (have - want).elements())
+        about = Counter({key: n for key, n in have.items() if dict(key)["finding"] not in wanted.silent_on})
+        yield from (f"{at:g} s: no {what} {dict(key)}" for key in (want - about).elements())
+        yield from (f"{at:g} s: unexpected {what} {dict(key)}" for key in (about - want).elements())
     for one in now:
         yield from (f"{at:g} s: {one['finding']}: {problem}" for problem in _details(one, got, report))
+    zeros = {_sorted(dict(labels), _OF_COUNT) for labels, number in got[_COUNT].items() if not number}
+    for one in wanted.clear:
+        if _spans(one, at) and _sorted(_labels_of(one), _OF_COUNT) not in zeros:
+            yield f"{at:g} s: {one} is not clear"
     for one in wanted.unjudged:
         if _spans(one, at) and not _is_unjudged(one, got, report):
             yield f"{at:g} s: {one} is judged, or for another reason not"

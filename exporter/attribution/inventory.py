@@ -22,6 +22,7 @@ from exporter.model import (
     MigByPlacement,
     MigByUuid,
     Passthrough,
+    PciGpu,
     Snapshot,
     Unrecognised,
     value,
@@ -38,11 +39,12 @@ class Inventory:
         self.known.update({gpu.uuid: _known(gpu) for gpu in self.gpus.values() if not gpu.lost})
         pci = value(snapshot.pci)
         # Later ones outrank earlier ones.
-        self._by_minor = {
-            one.minor: one.uuid
-            for one in (*history.inventory, *(pci.gpus if pci else ()), *self.gpus.values())
-            if one.uuid and one.minor is not None
-        }
+        told: list[KnownGpu | PciGpu | Gpu] = [
+            *history.inventory,
+            *(pci.gpus if pci else ()),
+            *self.gpus.values(),
+        ]
+        self._by_minor = {one.minor: one.uuid for one in told if one.uuid and one.minor is not None}
         self._instances = {key.mig_uuid: key for gpu in self.known.values() for key in gpu.instances}
 
     def by_minor(self, minor: int) -> str | None:

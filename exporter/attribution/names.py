@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exporter.model import Basis, Cgroup, History, Pod, PodName, Seen, Snapshot, value
+from exporter.model import Basis, Cgroup, History, NamedPod, Pod, PodName, Seen, Snapshot, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,5 +104,5 @@ class Names:
 
     def _uids(self, namespace: str, name: str) -> set[str]:
         """All pods that the logs and the memory know by a name."""
-        known = (*self._logs.values(), *self._remembered.values())
+        known: list[PodName | NamedPod] = [*self._logs.values(), *self._remembered.values()]
         return {pod.uid for pod in known if (pod.namespace, pod.name) == (namespace, name)}

@@ -83,7 +83,7 @@ def held_devices(
 
 
 def _covers(listed: DeviceKey, held: DeviceKey) -> bool:
-    """Whether NVML's row already tells of a file held of the same GPU: no parent row beside an instance row."""
+    """Whether NVML's row tells of a file held of the same GPU: no parent row beside an instance row."""
     if listed.gi is None or held.gi is None:
         return True
     return listed.gi == held.gi and listed.ci in (None, held.ci)

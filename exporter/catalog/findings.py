@@ -283,7 +283,7 @@ FAMILIES = (
     ),
     _row(
         "finding_memory_bytes",
-        "GPU memory that an active finding is about; absent where it is about none, or about an unknown size.",
+        "GPU memory that an active finding is about; absent where it is about none, or its size is unknown.",
         _DETAIL,
         _memory,
     ),

@@ -17,6 +17,8 @@ from exporter.describe.view import (
     given_here,
     is_given,
     judged,
+    ranked,
+    waiting,
 )
 from exporter.model import (
     NOBODY,
@@ -42,6 +44,7 @@ from exporter.report import advance
 
 LONGEST_WAIT = 20.0  # seconds: as interval of a Gatherer, so that it waits the 10 s that it may for a source
 BETWEEN_LOOKS = 1.0  # seconds in which a thread that sleeps in the kernel may move
+_PARTLY = {"kubelet": "it began lately or offers no GPU: its list may not be whole yet"}
 _LATE = (Reason.TIMEOUT, Reason.BUSY)
 
 
@@ -78,7 +81,7 @@ def of_report(report: Report, origin: str = "this node, looked at once") -> View
         at=snapshot.at,
         seen=isinstance(snapshot.nvml, Seen) or isinstance(snapshot.processes, Seen),
         devices=tuple(_device(report, key, given) for key in keys),
-        problems=tuple(_problem(one) for one in found if one.holds.subject.device not in keys),
+        problems=tuple(_problem(report.policy, one) for one in found if one.holds.subject.device not in keys),
         doubts=tuple(dict.fromkeys(_doubts(report))),
         gaps=tuple(_gaps(snapshot)),
         simulated=report.policy.simulated,
@@ -119,8 +122,12 @@ def _device(report: Report, key: DeviceKey, given: tuple[Given, ...]) -> Device:
         unattributed=shared.unattributed,
         allocated=use.allocated,
         given=given_here(place, given),
-        holders=tuple(_holder(report, one, given) for one in report.attribution.uses if one.device == key),
-        problems=tuple(_problem(one) for one in report.diagnosis.findings if one.holds.subject.device == key),
+        holders=ranked(_holder(report, one, given) for one in report.attribution.uses if one.device == key),
+        problems=tuple(
+            _problem(report.policy, one)
+            for one in report.diagnosis.findings
+            if one.holds.subject.device == key
+        ),
         lost=gpu.lost if gpu else "",
     )
 
@@ -170,17 +177,17 @@ def _given(report: Report) -> Iterator[Given]:
             yield Given(place, who.namespace, who.pod, who.container, grant.allocation.resource)
 
 
-def _problem(finding: Finding) -> Problem:
+def _problem(policy: Policy, finding: Finding) -> Problem:
     holds = finding.holds
     name, who = holds.subject.finding.value, holds.workload
-    severity, summary, meaning, remedy = judged(name, holds.kind)
+    rule = judged(name, holds.kind)
     return Problem(
         finding=name,
         kind=holds.kind,
-        severity=holds.severity or severity,
-        summary=summary,
-        meaning=meaning,
-        remedy=remedy,
+        severity=holds.severity or rule.severity,
+        summary=rule.summary,
+        meaning=rule.meaning,
+        remedy=rule.remedy,
         evidence=holds.evidence,
         namespace=who.namespace,
         pod=who.pod,
@@ -190,6 +197,7 @@ def _problem(finding: Finding) -> Problem:
         memory=holds.memory,
         explained_by=finding.explained_by or "",
         undetermined=finding.undetermined,
+        age=dict(policy.ages).get(f"{name}.{holds.kind}", rule.age),
     )
 
 
@@ -203,13 +211,23 @@ def _gaps(snapshot: Snapshot) -> Iterator[Gap]:
         reading: Reading[object] = getattr(snapshot, source)
         match reading:
             case Missed(reason=reason, detail=detail):
-                yield Gap(source, reason.value, detail)
+                call = _in_flight(snapshot) if source == "nvml" else ""
+                yield Gap(source, reason.value, "; ".join(part for part in (detail, call) if part))
             case Seen(complete=False, value=ProcessTable() as table):
                 yield Gap(source, "incomplete", _unread(table))
             case Seen(complete=False):
-                yield Gap(source, "incomplete")
+                yield Gap(
+                    source,
+                    "incomplete",
+                    _in_flight(snapshot) if source == "nvml" else _PARTLY.get(source, ""),
+                )
             case _:
                 pass
+
+
+def _in_flight(snapshot: Snapshot) -> str:
+    call = snapshot.nvml_in_flight
+    return waiting(call.call, "" if call.index is None else str(call.index)) if call else ""
 
 
 def _unread(table: ProcessTable) -> str:

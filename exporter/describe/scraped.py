@@ -26,6 +26,8 @@ from exporter.describe.view import (
     given_here,
     is_given,
     judged,
+    ranked,
+    waiting,
 )
 from exporter.text import NAME_LIMIT, printable
 
@@ -146,7 +148,7 @@ def _device(found: Samples, place: Place, given: tuple[Given, ...], *, listed: b
         unattributed=_number(found, f"{family}_unattributed_bytes", place),
         allocated=allocated,
         given=given_here(place, given),
-        holders=tuple(_holders(found, place, given, listed=listed)),
+        holders=ranked(_holders(found, place, given, listed=listed)),
         problems=tuple(_problems(found, place)),
         lost=next((labels.get("error", "") for labels in faults if not labels.get("call")), ""),
     )
@@ -192,16 +194,16 @@ def _problems(found: Samples, place: Place | None) -> Iterator[Problem]:
         if _instance(labels) != place:
             continue
         finding, kind = labels.get("finding", ""), labels.get("kind", "")
-        severity, summary, meaning, remedy = judged(finding, kind)
+        rule = judged(finding, kind)
         namespace, pod, container = _workload(labels)
         memory = sizes.get(frozenset(labels.items()))
         yield Problem(
             finding=finding,
             kind=kind,
-            severity=severity,
-            summary=summary,
-            meaning=meaning,
-            remedy=remedy,
+            severity=rule.severity,
+            summary=rule.summary,
+            meaning=rule.meaning,
+            remedy=rule.remedy,
             namespace=namespace,
             pod=pod,
             container=container,
@@ -215,9 +217,16 @@ def _problems(found: Samples, place: Place | None) -> Iterator[Problem]:
 
 def _gaps(found: Samples, up: Mapping[str, bool]) -> Iterator[Gap]:
     paused = {labels.get("source") for labels, number in found.get("source_paused", ()) if number}
+    calls = [
+        waiting(labels.get("call", ""), labels.get("gpu", ""))
+        for labels, _ in found.get("nvml_call_in_flight_info", ())
+    ]
     for source, is_up in up.items():
+        detail = "; ".join(calls) if source == "nvml" else ""
         if not is_up:
-            yield Gap(source, "paused" if source in paused else "missing")
+            yield Gap(source, "paused" if source in paused else "missing", detail)
+        elif detail:
+            yield Gap(source, "incomplete", detail)
     for _, number in found.get("processes_unreadable", ()):
         if number:
             yield Gap("processes", "incomplete", f"{number:.0f} processes could not be read")

@@ -83,6 +83,7 @@ class Problem:
     memory: int | None = None
     explained_by: str = ""
     undetermined: str = ""  # why it could not be judged again
+    age: float | None = None  # seconds that it must hold before an exporter counts it
     since: float | None = None
 
 
@@ -150,14 +151,24 @@ class View:
         return Verdict.NOTHING_WRONG if self.seen else Verdict.NOT_SEEN
 
 
-def judged(finding: str, kind: str) -> tuple[str, str, str, str]:
-    """Severity, summary, meaning of the kind, and remedy; empty for what this version does not know."""
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the table of rules says of a kind of finding; empty for what this version does not know."""
+
+    severity: str = ""
+    summary: str = ""
+    meaning: str = ""
+    remedy: str = ""
+    age: float | None = None
+
+
+def judged(finding: str, kind: str) -> Judged:
+    """What is known of a kind of finding by its names."""
     for rule in RULES:
-        if rule.finding == finding:
-            row = next((one for one in rule.kinds if one.name == kind), None)
-            severity = (row.severity if row else None) or rule.severity
-            return severity, rule.summary, row.meaning if row else "", rule.remedy
-    return "", "", "", ""
+        for row in rule.kinds:
+            if (rule.finding, row.name) == (finding, kind):
+                return Judged(row.severity or rule.severity, rule.summary, row.meaning, rule.remedy, row.age)
+    return Judged()
 
 
 def is_given(place: Place, namespace: str, pod: str, given: Iterable[Given], *, known: bool) -> bool | None:
@@ -171,5 +182,16 @@ def is_given(place: Place, namespace: str, pod: str, given: Iterable[Given], *, 
 
 
 def given_here(place: Place, given: Collection[Given]) -> tuple[Given, ...]:
-    """To whom exactly this device was given."""
-    return tuple(one for one in given if one.place == place)
+    """To whom exactly this device was given; several replicas for one container are told once."""
+    mine = {one for one in given if one.place == place}
+    return tuple(sorted(mine, key=lambda one: (one.namespace, one.pod, one.container, one.resource)))
+
+
+def ranked(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+    """The largest memory first."""
+    return tuple(sorted(holders, key=lambda one: (-(one.memory or 0), one.pid)))
+
+
+def waiting(call: str, index: str) -> str:
+    """A call of NVML that has not returned."""
+    return f"{call} has not returned" + (f" for GPU {index}" if index else "")

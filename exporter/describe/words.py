@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from exporter.describe.view import Device, Doubt, Gap, Holder, Place, Problem, Verdict, View
 from exporter.reference import EVIDENCE
+from exporter.settings import format_duration
 
 _COLOURS = {"bold": "1", "bad": "1;31", "doubt": "33", "quiet": "2"}
 _SEEN_BY = {"nvml": "NVML", "holder": "open files", "both": "NVML, files"}
@@ -132,7 +133,12 @@ def _problem(problem: Problem) -> Iterator[Line]:
         yield "", f"    {', '.join(who)}"
     yield from (("", f"    - {line}") for line in problem.evidence)
     if problem.since is None:
-        yield "quiet", "    Holds now; a single look cannot say for how long."
+        lasting = (
+            f"; a running exporter counts it once it has lasted {format_duration(problem.age)}"
+            if problem.age
+            else ""
+        )
+        yield "quiet", f"    Holds now{lasting}."
     else:
         yield "quiet", f"    Active; first seen {_moment(problem.since)}."
     if problem.undetermined:

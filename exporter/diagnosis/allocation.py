@@ -341,13 +341,12 @@ def _idle(facts: Facts, device: DeviceKey, grants: list[Grant]) -> Iterator[Ruli
     stands = standing.of_grant(facts, first)
     if stands in (Standing.ENDING, Standing.OVER) or _works(facts, device, first):
         return
-    pod = "/".join(_pod(first))
-    who = first.pod_uid or pod
+    pod = "/".join(_pod(first))  # the kubelet's name for it: its UID is not always known
     if doubt := _may_work(facts, device, first, stands):
-        yield Undetermined(IDLE, "no_client", device, doubt, who)
+        yield Undetermined(IDLE, "no_client", device, doubt, pod)
         return
     yield Holds(
-        subject=Subject(IDLE, device, who),
+        subject=Subject(IDLE, device, pod),
         kind="no_client",
         evidence=(
             *(f"the kubelet lists {one.allocation.device_id} for {pod}" for one in grants),

@@ -98,9 +98,9 @@ def _off_the_bus(facts: Facts) -> Iterator[Ruling]:
     cards = tuple(_missing(nvml, bus, short=expected is None or len(live) < expected))
     placed = {card.uuid for card in bus.gpus}
     vague = any(not gpu.pci_address and gpu.uuid not in placed for gpu in live)
-    lost = {gpu.pci_address: gpu for gpu in nvml.gpus if gpu.lost}
+    lost = {name: gpu for gpu in nvml.gpus if gpu.lost for name in (gpu.uuid, gpu.pci_address)}
     for card in cards:
-        gpu = lost.get(card.address)
+        gpu = lost.get(card.uuid) or lost.get(card.address)
         uuid = card.uuid or (gpu.uuid if gpu else "")
         if vague:
             yield _unknown("nvml_lt_pci", "address_unknown", uuid or card.address)
@@ -274,8 +274,10 @@ def _doubles(facts: Facts, offers: Offers) -> Iterator[Ruling]:
     """GPUs that are offered whole and in parts: whoever comes second finds them in use."""
     if not (offers.by_class[WHOLE].capacity and offers.by_class[PART].capacity):
         return
-    if reason := _unsettled(facts) or ("" if offers.listed else "list:no_allocatable"):
+    if reason := _unsettled(facts):
         yield _unknown("mig_double_advertised", reason)
+    elif not offers.listed:
+        yield NotApplicable(NAME, "mig_double_advertised", None, "no_ids")
     elif doubles := offers.doubles():
         text = f"the kubelet has ids of {', '.join(doubles)} whole and of MIG devices in it"
         yield _holds("mig_double_advertised", "offered twice", (text,))

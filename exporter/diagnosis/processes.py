@@ -47,6 +47,14 @@ def _is_dying(process: Process) -> bool:
     return process.exiting or process.state in "ZX"
 
 
+def _clients(facts: Facts) -> Iterator[tuple[Use, Process]]:
+    """Clients that /proc has; not those that only were given the number of a dead one in NVML's list."""
+    for use in facts.attribution.uses:
+        process = facts.processes.get(use.process) if use.process else None
+        if process is not None and use.client and _older_row(facts, use) is None:
+            yield use, process
+
+
 # --- phantom ------------------------------------------------------------------------------------------------
 
 
@@ -58,7 +66,7 @@ def phantoms(facts: Facts) -> Iterator[Ruling]:
         if use.process is None:
             yield _phantom(facts, use)
         elif (sighting := _older_row(facts, use)) is not None:
-            yield _aliased(use, sighting)
+            yield _aliased(facts, use, sighting)
 
 
 def _phantom(facts: Facts, use: Use) -> Ruling:
@@ -100,7 +108,7 @@ def _older_row(facts: Facts, use: Use) -> RowSighting | None:
     """The row's first sighting, if it is older than the process that has its number now and holds nothing."""
     table = value(facts.snapshot.processes)
     process = facts.processes.get(use.process) if use.process else None
-    if table is None or process is None or process.holds or process.unread or _is_dying(process):
+    if table is None or process is None or process.holds or _is_dying(process):
         return None  # what dies has let go of its files
     started = table.boot_time + process.id.start / table.ticks_per_second
     for sighting in facts.before.rows:
@@ -109,7 +117,11 @@ def _older_row(facts: Facts, use: Use) -> RowSighting | None:
     return None
 
 
-def _aliased(use: Use, sighting: RowSighting) -> Holds:
+def _aliased(facts: Facts, use: Use, sighting: RowSighting) -> Ruling:
+    process = facts.processes.get(use.process) if use.process else None
+    if process is None or process.unread:
+        who = str(sighting.pid)
+        return Undetermined(FindingName.PHANTOM_PROCESS, "aliased", use.device, "process_unread", who)
     return Holds(
         subject=Subject(FindingName.PHANTOM_PROCESS, use.device, str(sighting.pid)),
         kind="aliased",
@@ -149,10 +161,10 @@ def _stuck_kind(facts: Facts, process: Process) -> tuple[str, str] | None:
         if process.threads > 1:
             return "zombie_leader", f"State Z, and {process.threads - 1} of its threads live"
         return ("zombie", "State Z, and NVML lists it") if process.numbers else None
+    if process.exiting:  # it has taken the signal
+        return "exiting", f"State {process.state}, exiting, descriptors closed or closing"
     if process.kill_pending:
         return "kill_pending", f"State {process.state}, SIGKILL pending"
-    if process.exiting:
-        return "exiting", f"State {process.state}, exiting, descriptors closed or closing"
     if frozen or process.state in "Tt" or known is None:
         return None
     stopped = [
@@ -213,9 +225,8 @@ def _tie(use: Use | None) -> str:
 
 def orphans(facts: Facts) -> Iterator[Ruling]:
     """Living clients of pods and containers that are no longer current."""
-    for use in facts.attribution.uses:
-        process = facts.processes.get(use.process) if use.process else None
-        if process is None or not use.client or process.state in "ZX" or use.owner is Owner.SYSTEM:
+    for use, process in _clients(facts):
+        if process.state in "ZX" or use.owner is Owner.SYSTEM:
             continue
         for kind, evidence in _orphan_kinds(facts, use, process):
             yield Holds(
@@ -229,6 +240,10 @@ def orphans(facts: Facts) -> Iterator[Ruling]:
                 memory=use.memory,
                 processes=(process.id,),
             )
+        if (pod := facts.pods.get(use.pod_uid)) and (one := _in_place(use, pod)) and not one.running:
+            # Between two attempts of a crash loop nothing tells when the current container began.
+            name = FindingName.ORPHAN_PROCESS
+            yield Undetermined(name, "stale_container", use.device, "container_not_running", _who(process))
 
 
 def _orphan_kinds(facts: Facts, use: Use, process: Process) -> Iterator[tuple[str, str]]:
@@ -257,16 +272,18 @@ def _orphan_kinds(facts: Facts, use: Use, process: Process) -> Iterator[tuple[st
 
 def _replaced_by(facts: Facts, use: Use, process: Process, pod: Pod) -> ContainerStatus | None:
     """The container that runs in the place of the process' own, which is not the current one and is older."""
-    table = value(facts.snapshot.processes)
-    if table is None or not use.container_id or not use.workload.container:
-        return None
-    if any(use.container_id == one.container_id for one in pod.containers):
+    table, one = value(facts.snapshot.processes), _in_place(use, pod)
+    if table is None or one is None or not one.running or one.started_at is None:
         return None
     started = table.boot_time + process.id.start / table.ticks_per_second
-    for one in pod.containers:
-        if one.name == use.workload.container and one.running and one.started_at is not None:
-            return one if started < one.started_at else None
-    return None
+    return one if started < one.started_at else None
+
+
+def _in_place(use: Use, pod: Pod) -> ContainerStatus | None:
+    """The container with the name of the process' own, if that has another id."""
+    if not use.container_id or any(use.container_id == one.container_id for one in pod.containers):
+        return None
+    return next((one for one in pod.containers if one.name and one.name == use.workload.container), None)
 
 
 # --- external -----------------------------------------------------------------------------------------------
@@ -274,10 +291,7 @@ def _replaced_by(facts: Facts, use: Use, process: Process, pod: Pod) -> Containe
 
 def external(facts: Facts) -> Iterator[Ruling]:
     """Clients outside Kubernetes that are no known infrastructure."""
-    for use in facts.attribution.uses:
-        process = facts.processes.get(use.process) if use.process else None
-        if process is None or not use.client:
-            continue
+    for use, process in _clients(facts):
         if use.owner is Owner.UNKNOWN and not _is_dying(process):
             yield Undetermined(
                 FindingName.EXTERNAL_PROCESS, "unknown", use.device, "owner_unknown", _who(process)
@@ -321,9 +335,8 @@ def _external_kind(process: Process) -> str:
 
 def hidden(facts: Facts) -> Iterator[Ruling]:
     """Clients that NVML does not list, and that no listed process brought forth."""
-    for use in facts.attribution.uses:
-        process = facts.processes.get(use.process) if use.process else None
-        if process is None or use.visibility is not Visibility.HOLDER or not use.client:
+    for use, process in _clients(facts):
+        if use.visibility is not Visibility.HOLDER:
             continue
         if use.owner is Owner.SYSTEM or _listed(facts, process) is not None:
             continue

@@ -18,6 +18,9 @@ from exporter.model import Finding, FindingName, Holds, Policy, Ruling, Seen, Su
 
 HOLD = 900.0  # seconds for which a finding that nobody can judge stays
 
+# Findings about processes that count because of the files that they hold, where they have no row.
+OF_CLIENTS = (FindingName.ORPHAN_PROCESS, FindingName.EXTERNAL_PROCESS, FindingName.HIDDEN_HOLDER)
+
 # Which findings are the cause of which, the first that fits is named. They must be about the same process, or
 # where a finding is about none, about the same pod on the same device.
 EXPLAINED_BY: dict[FindingName, tuple[FindingName, ...]] = {
@@ -63,14 +66,14 @@ def settle(
     return tuple(replace(finding, explained_by=causes.of(finding)) for finding in findings)
 
 
-def _held(table: Mapping[FindingName, Rule], rulings: Iterable[Ruling]) -> dict[Subject, Holds]:
-    """One ruling for each subject: of several kinds the one that stands first in the rule."""
-    held: dict[Subject, Holds] = {}
+def _held(table: Mapping[FindingName, Rule], rulings: Iterable[Ruling]) -> dict[Subject, list[Holds]]:
+    """The rulings for each subject, in the order in which their kinds stand in the rule."""
+    held: dict[Subject, list[Holds]] = {}
     for ruling in rulings:
         if isinstance(ruling, Holds):
-            known = held.get(ruling.subject)
-            if known is None or _rank(table, ruling) < _rank(table, known):
-                held[ruling.subject] = ruling
+            held.setdefault(ruling.subject, []).append(ruling)
+    for holds in held.values():
+        holds.sort(key=lambda one: _rank(table, one))
     return held
 
 
@@ -80,22 +83,33 @@ def _rank(table: Mapping[FindingName, Rule], holds: Holds) -> int:
 
 
 def _again(
-    policy: Policy, table: Mapping[FindingName, Rule], before: Finding | None, holds: Holds, facts: Facts
+    policy: Policy,
+    table: Mapping[FindingName, Rule],
+    before: Finding | None,
+    holds: Sequence[Holds],
+    facts: Facts,
 ) -> Finding:
-    """A finding that holds in this cycle. What was active stays so when its kind changes."""
+    """A finding that holds in this cycle, told as the first kind that is old enough, else as the first.
+
+    So a kind that has to wait for longer does not keep another from counting. What was active stays so when
+    its kind changes.
+    """
     now = facts.snapshot.monotonic
-    unknown = now - before.held_monotonic if before and before.undetermined else 0.0
     finding = Finding(
-        holds=holds,
+        holds=holds[0],
         since=before.since if before else facts.snapshot.at,
-        since_monotonic=before.since_monotonic + unknown if before else now,
+        since_monotonic=before.since_monotonic if before else now,
         held_monotonic=now,
         cycles=before.cycles + 1 if before else 1,
         active=before.active if before else False,
     )
-    kind = table[holds.subject.finding].kind(holds.kind)
-    ripe = finding.cycles >= kind.cycles and now - finding.since_monotonic >= _age(policy, finding, kind)
-    return replace(finding, active=finding.active or ripe)
+    rule = table[holds[0].subject.finding]
+    lasted = now - finding.since_monotonic
+    for one in holds:
+        kind = rule.kind(one.kind)
+        if finding.cycles >= kind.cycles and lasted >= _age(policy, finding, kind):
+            return replace(finding, holds=one, active=True)
+    return finding
 
 
 def _age(policy: Policy, finding: Finding, kind: Kind) -> float:
@@ -104,13 +118,22 @@ def _age(policy: Policy, finding: Finding, kind: Kind) -> float:
 
 def _kept(finding: Finding, doubts: Iterable[Undetermined], facts: Facts) -> Finding | None:
     """A finding that does not hold now: kept where that is for want of evidence, None where it is over."""
-    doubt = next((doubt for doubt in doubts if _about(doubt, finding)), None)
+    doubt = next((doubt.reason for doubt in doubts if _about(doubt, finding)), _unread(finding, facts))
     if doubt is None or facts.snapshot.monotonic - finding.held_monotonic > HOLD:
         return None
     gone = isinstance(facts.snapshot.processes, Seen) and finding.holds.processes
     if gone and not any(process in facts.processes for process in finding.holds.processes):
         return None  # nobody is left that it could be about
-    return replace(finding, undetermined=doubt.reason)
+    return replace(finding, undetermined=doubt)
+
+
+def _unread(finding: Finding, facts: Facts) -> str | None:
+    """Why a client that is no longer seen to be one may be one still: its files could not be read."""
+    if finding.holds.subject.finding not in OF_CLIENTS:
+        return None
+    mine = [facts.processes[one] for one in finding.holds.processes if one in facts.processes]
+    unread = sorted({part for process in mine for part in process.unread})
+    return f"unread:{unread[0]}" if unread else None
 
 
 def _about(doubt: Undetermined, finding: Finding) -> bool:

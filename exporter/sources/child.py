@@ -142,8 +142,8 @@ class Child:
     def call(self, op: str, request: Mapping[str, Any], seconds: float, part: Part = lambda *_: None) -> Any:
         """Ask and wait for the end of the reply, at most `seconds`; then the child is killed.
 
-        Raises SourceError: busy (the call before did not end in time, or a killed child has not gone),
-        unavailable (no child can be started, or it died), timeout, protocol, or what the child itself reports.
+        Raises SourceError: busy (the call before did not end in time, or a child that was told to end has
+        not), unavailable (no child can be started, or it died), timeout, protocol, or what the child reports.
         """
         deadline = time.monotonic() + seconds
         if not self._talking.acquire(timeout=seconds):

@@ -14,7 +14,6 @@ and for one in SWEEP of all others, so that a device file under any other name i
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections import Counter
@@ -36,7 +35,7 @@ from exporter.model import (
     Task,
 )
 from exporter.sources.device_files import Majors, capabilities, file_number
-from exporter.sources.procfs import GONE, O_PATH_FLAG, ProcessDirectory, Stat
+from exporter.sources.procfs import GONE, O_PATH_FLAG, ProcessDirectory, Stat, link_text
 from exporter.text import COMM_LIMIT, printable
 
 SWEEP = 20  # scans in which every process is looked at thoroughly once
@@ -245,7 +244,7 @@ class Scanner:
     def _descriptor(
         self, directory: ProcessDirectory, table: int, where: str, name: str, sight: _Sight, thorough: bool
     ) -> None:
-        text = _text_of(table, name)
+        text = link_text(table, name)
         if text is not None and (text[:1] != "/" or not (thorough or _speaks_of_device(text))):
             return
         number = file_number(table, name, follow=True)
@@ -371,16 +370,6 @@ class Scanner:
             if stat.state != "Z" or stat.threads > 1:  # a leader that exited while its threads live
                 seen.add(key)
                 yield LiveContainer(*key, ProcessId(pid, stat.start))
-
-
-def _text_of(table: int, name: str) -> str | None:
-    """The text of a descriptor's link; None where it is longer than a page, which whoever opened it chose."""
-    try:
-        return os.readlink(name, dir_fd=table)
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return None
-        raise
 
 
 def _speaks_of_device(text: str) -> bool:

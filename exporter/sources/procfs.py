@@ -7,6 +7,7 @@ is gone, which is normal; `PermissionError` means that the agent may not look, w
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from types import TracebackType
@@ -76,6 +77,19 @@ def parse_status(text: bytes) -> Status:
         kill_pending=bool(pending & _SIGKILL_BIT),
         dumping=fields.get(b"CoreDumping", b"0").strip() == b"1",
     )
+
+
+def link_text(table: int, name: str) -> str | None:
+    """The text of a link below an open directory; None where it is longer than a page.
+
+    How long it is was chosen by whoever opened the file. Raises OSError.
+    """
+    try:
+        return os.readlink(name, dir_fd=table)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise
 
 
 class ProcessDirectory:

@@ -2,7 +2,7 @@
 
 from exporter.model import ContainerKind, DeviceKey
 from tests.simulation.node_life import Life
-from tests.simulation.node_state import EPOCH, GIB, MIB, Card, Given, Node, Pod, Proc, Run, Slice
+from tests.simulation.node_state import EPOCH, GIB, MIB, Card, Node, Pod, Proc, Run, Slice
 
 DAEMONS = (  # name, executable, whether it stays on every card with a descriptor
     ("nvidia-dcgm-exporter", "/usr/bin/dcgm-exporter", True),
@@ -32,6 +32,7 @@ def build(seed: int) -> tuple[Node, Life]:
     for _ in range(sum(1 for _ in node.devices())):
         if rng.random() < 0.8:
             life.place(devices=2 if rng.random() < 0.15 else 1)
+    life.watch()
     node.run_until(EPOCH)
     return node, life
 
@@ -82,6 +83,3 @@ def mps_server(node: Node, card: Card) -> Proc:
     server.files, server.uvm, server.maps = (card.key,), 1, True
     server.memory[card.key] = 30 * MIB
     return server
-
-
-__all__ = ["Given", "build", "cut"]

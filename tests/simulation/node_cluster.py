@@ -130,8 +130,12 @@ def nodes_of(node: Node, key: DeviceKey) -> tuple[DeviceNode, ...]:
     return (whole,) if key.gi is None else (whole, capability(card, key))
 
 
-def container_nodes(node: Node, run: Run) -> tuple[DeviceNode, ...]:
-    """What a container's /dev shows. A privileged one sees what is there now, capability files too."""
+def container_nodes(node: Node, run: Run | None) -> tuple[DeviceNode, ...]:
+    """What a container's /dev shows. A privileged one sees what is there now, capability files too; the pause
+    container sees nothing.
+    """
+    if run is None:
+        return ()
     seen = {one for key in run.sees for one in nodes_of(node, key)}
     if run.privileged:
         seen = {one for key in (*node.devices(), *(c.key for c in node.cards)) for one in nodes_of(node, key)}

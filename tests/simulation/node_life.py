@@ -21,7 +21,6 @@ class Life:
         self.rng = node.rng
         self.kubelet_up = True
         self.api_up = True
-        self.relaunch = True  # whether controllers make up for pods that end
 
     # --- placing
 
@@ -75,6 +74,8 @@ class Life:
         if not pod.active or pod.deletion is not None:
             return
         pod.phase = "Running"
+        pause = f"{self.rng.getrandbits(256):064x}"
+        self.node.spawn("pause", pod=pod, container_id=pause, exe="/pause", threads=1)
         if any(g.container == "prepare" for g in pod.given):
             run = self.begin(pod, "prepare", ContainerKind.INIT)
             proc = self.work(pod, run, "prepare", memory=GIB)
@@ -110,6 +111,7 @@ class Life:
         run = self.begin(pod, "main")
         parent = 1
         if pod.blind or rng.random() < 0.5:
+            run.populated = True
             parent = node.spawn("bash", pod=pod, run=run, container_id=run.id, exe="/bin/bash", threads=1).pid
         idle = pod.owner == "statefulset" and rng.random() < 0.15
         if pod.blind or idle:
@@ -134,6 +136,7 @@ class Life:
     def work(self, pod: Pod, run: Run, comm: str, *, parent: int = 1, memory: int = 0) -> Proc:
         """A process of a container; with `memory`, on the first device that it was given."""
         proc = self.node.spawn(comm, parent, pod=pod, run=run, container_id=run.id)
+        run.populated = True
         mine = [g.device for g in pod.given if g.container == run.name]
         if memory and mine and self.node.has(mine[0]) and not self.node.card(mine[0]).dark:
             self.use(proc, mine[0], memory)
@@ -199,6 +202,15 @@ class Life:
 
         self.node.after(self.rng.uniform(1, 60), back)
 
+    def watch(self) -> None:
+        """The runtime notices containers whose last process has gone."""
+        living = {proc.run for proc in self.node.procs.values()}
+        for pod in self.node.pods:
+            run = pod.run
+            if run and run.populated and run not in living and pod.active and pod.deletion is None:
+                self.crash(pod, run)
+        self.node.after(7.0, self.watch)
+
     def clear(self, pod: Pod) -> None:
         """SIGKILL to everything in a pod."""
         for proc in self.node.of_pod(pod):
@@ -254,7 +266,7 @@ class Life:
 
     def again(self, pod: Pod) -> None:
         """The controller makes a new pod in place of one that ended or was deleted."""
-        if pod.owner == "infra" or not self.relaunch:
+        if pod.owner in ("infra", "oneoff"):
             return
         name = pod.name if pod.owner in ("statefulset", "static") else ""
         wanted = max(1, len({g.device for g in pod.given}))

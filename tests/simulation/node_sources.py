@@ -37,7 +37,7 @@ from exporter.model import (
 )
 from tests.simulation.node_cluster import container_nodes, holds, kubelet, pods
 from tests.simulation.node_life import Life
-from tests.simulation.node_state import BOOT, EPOCH, GIB, LAST_SEEN, MIB, TICKS, Card, Node, Pod, Proc
+from tests.simulation.node_state import BOOT, EPOCH, GIB, LAST_SEEN, MIB, TICKS, Card, Node, Proc
 
 T = TypeVar("T")
 
@@ -243,7 +243,9 @@ class Senses:
             return self._missed(Reason.TIMEOUT)
         runs = {run.id: run for pod in self.node.pods for run in pod.runs}
         views = tuple(
-            ContainerView(one.pod_uid, one.container_id, container_nodes(self.node, runs[one.container_id]))
+            ContainerView(
+                one.pod_uid, one.container_id, container_nodes(self.node, runs.get(one.container_id))
+            )
             for one in table.value.containers
         )
         return self._seen(ContainerDev(views))
@@ -353,6 +355,3 @@ def _address(card: Card) -> str:
 def ticks(proc: Proc) -> int:
     """Start time as /proc/PID/stat has it."""
     return int((proc.start - BOOT) * TICKS)
-
-
-__all__ = ["Pod", "Senses", "ticks"]

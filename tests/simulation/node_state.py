@@ -94,6 +94,7 @@ class Run:
     privileged: bool = False
     sees: tuple[DeviceKey, ...] = ()  # whose nodes are in its /dev
     ended: float | None = None
+    populated: bool = False  # it has had a process
 
 
 @dataclass(frozen=True)

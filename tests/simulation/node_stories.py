@@ -329,7 +329,7 @@ def wrong_card(node: Node, life: Life) -> bool:
         return False
     key = rng.choice(keys)
     privileged = rng.random() < 0.5
-    pod = life.place("deployment", devices=0 if privileged else 1)
+    pod = life.place("oneoff", devices=0 if privileged else 1)
     if pod is None:
         return False
     pod.privileged = privileged
@@ -352,7 +352,7 @@ def onlooker(node: Node, life: Life) -> bool:
     own.
     """
     blind = node.rng.random() < 0.5
-    pod = life.place("deployment", devices=1 if blind else 0)
+    pod = life.place("oneoff", devices=1 if blind else 0)
     if pod is None:
         return False
     pod.busy = True
@@ -380,7 +380,7 @@ def twice(node: Node, life: Life) -> bool:
     if not owners:
         return False
     first = node.rng.choice(owners)
-    pod = life.place("deployment", devices=0)
+    pod = life.place("oneoff", devices=0)
     if pod is None:
         return False
     pod.busy = True

@@ -37,8 +37,16 @@ class Truth:
         return (self.finding.value, self.uuid, self.gi, self.pid, self.pod)
 
 
-def truths(node: Node) -> Iterator[Truth]:
-    """All that is wrong at this instant."""
+def truths(node: Node) -> tuple[Truth, ...]:
+    """All that is wrong at this instant, each thing once; what must be told outranks what may be."""
+    found: dict[tuple[object, ...], Truth] = {}
+    for truth in _all(node):
+        if truth.key not in found or truth.must:
+            found[truth.key] = truth
+    return tuple(found.values())
+
+
+def _all(node: Node) -> Iterator[Truth]:
     for proc in node.procs.values():
         if not proc.infra:
             yield from _stuck(proc)
@@ -90,7 +98,7 @@ def _why_orphan(node: Node, pod: Pod, proc: Proc) -> tuple[bool, float, str]:
         return True, 60.0, "its control group is gone"
     newer = any(r.name == proc.run.name and r.started > proc.run.started for r in pod.runs) if proc.run else False
     if pod.active and newer and pod.api:
-        return True, 60.0, f"{pod.name}: its container was replaced"
+        return pod.run is not None, 60.0, f"{pod.name}: its container was replaced"
     if pod.api and pod.ended_at is not None:
         return True, 60.0, f"{pod.name} has ended"
     if pod.gone_at is not None:
@@ -202,7 +210,7 @@ def _views(node: Node, pod: Pod) -> Iterator[Truth]:
             why = f"{pod.name}/{run.name} was given it and cannot see it"
             must = certain and not node.card(key).dark
             yield Truth(
-                FindingName.ALLOCATED_NOT_VISIBLE, key.uuid, key.gi, 0, pod.cgroup_uid, must, 120.0, why
+                FindingName.ALLOCATED_NOT_VISIBLE, key.uuid, key.gi, 0, pod.cgroup_uid, must, 60.0, why
             )
 
 
@@ -230,7 +238,7 @@ def _counts(node: Node) -> Iterator[Truth]:
         yield told("nvml_lt_pci")
         yield told("capacity_gt_real", must=False)
     if any(card.lost for card in node.cards):
-        yield told("lost", must=False)
+        yield told("nvml_lt_pci (lost)")
     if any(card.fallen and node.given(key) for card in node.cards for key in card.devices):
         yield told("allocated_device_missing", must=False)
     if any(card.unhealthy for card in node.cards):

@@ -1,4 +1,4 @@
-"""Which device a file is: by the number that the kernel gives, with the majors of the driver that is loaded."""
+"""Which device a file is: by the kernel's number and the majors of the driver that is loaded."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def test_other_numbers_are_none(number: tuple[int, int] | None) -> None:
     assert Majors(NEW).node(number) is None
 
 
-@pytest.mark.parametrize("text", ["", "Character devices:\n  1 mem\n195 nvidiafb\n", "nonsense\x00", "x nvidia\n"])
+@pytest.mark.parametrize(
+    "text", ["", "Character devices:\n  1 mem\n195 nvidiafb\n", "nonsense\x00", "x nvidia\n"]
+)
 def test_without_the_driver_there_is_no_node(text: str) -> None:
     """Not even with major 195, which nothing answers then."""
     assert not Majors(text)

@@ -68,7 +68,7 @@ def test_a_core_dump_is_told(line: bytes, dumping: bool) -> None:
 
 @pytest.mark.parametrize("separator", [b"\r", b"\x0b", b"\x0c", b"\x1c", b"\x85"])
 def test_a_name_cannot_add_lines_to_status(separator: bytes) -> None:
-    """The kernel escapes newlines in names, and nothing else that a program may take for the end of a line."""
+    """The kernel escapes newlines in names, and nothing else that may be taken for the end of a line."""
     text = (STATUS % (b"0", b"0", b"")).replace(b"Name:\tx", b"Name:\tx" + separator + b"CoreDumping:1")
     assert not parse_status(text).dumping
 

@@ -8,6 +8,7 @@ from exporter.model import (
     NOBODY,
     SOURCES,
     Attribution,
+    Diagnosis,
     FileHolders,
     FindingName,
     GpuFault,
@@ -20,12 +21,14 @@ from exporter.model import (
     Owner,
     Policy,
     ProcessUsage,
+    Reason,
     Report,
     Snapshot,
     SourceRecord,
     Telemetry,
     Undetermined,
     Use,
+    Visibility,
     Workload,
 )
 from tests import builders as b
@@ -206,3 +209,34 @@ def eight_gpus_with_56_mig_devices() -> Report:
     )
     diagnosis = b.clear_of(*(use.device for use in attribution.devices))
     return replace(report, attribution=attribution, history=history, diagnosis=diagnosis)
+
+
+def troubled() -> Report:
+    """A GPU of train-0 that an intruder and a service use too; one process is stuck, and the API is down."""
+    intruder = Workload("team-b", "rogue-0", "main")
+    stuck, orphan = FindingName.STUCK_PROCESS, FindingName.ORPHAN_PROCESS
+    uses = (
+        b.use(4000),
+        b.use(4001, workload=intruder, uid=b.pod_uid(2), used=2 * GIB, comm="miner"),
+        b.use(4002, workload=NOBODY, owner=Owner.HOST, used=None, visibility=Visibility.HOLDER, comm="top"),
+    )
+    look = b.snapshot(nvml=b.nvml(b.gpu(used=4 * GIB)), pods=b.missed(Reason.DENIED, detail="403 Forbidden"))
+    attribution = Attribution(
+        uses=uses,
+        grants=(b.grant(b.key()),),
+        devices=(b.device_use(owner=b.TRAINER, allocated=True, attributed=3 * GIB, unattributed=GIB),),
+        holders=(),
+    )
+    diagnosis = Diagnosis(
+        findings=(
+            b.finding(active=False),
+            b.finding(orphan, "pod_gone", active=False, explained_by=stuck),
+        ),
+        undetermined=(
+            Undetermined(orphan, "pod_gone", None, "pods:denied"),
+            Undetermined(orphan, "pod_terminal", None, "pods:denied"),
+            Undetermined(FindingName.NODE_CAPACITY_MISMATCH, "allocation_stale", None, "pods:denied"),
+            Undetermined(FindingName.PHANTOM_PROCESS, "held", b.key(), "thread_id", "7"),
+        ),
+    )
+    return b.report(look, attribution, diagnosis=diagnosis)

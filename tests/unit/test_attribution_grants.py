@@ -195,7 +195,7 @@ def test_a_list_in_part_is_no_ground_for_free_when_the_next_is_missed() -> None:
 
 
 def test_a_missed_list_makes_nothing_certain_that_was_not() -> None:
-    """An allocation that had become unknown after a restart does not come back because the kubelet is silent."""
+    """What had become unknown after a restart does not come back because the kubelet is silent."""
     known: dict[str, object] = {"pods": (b.pod(),), "processes": LIVING}
     report = _restart(*(later(seconds, kubelet=PART, **known) for seconds in range(15, 105, 15)))
     assert device(report).allocated is None

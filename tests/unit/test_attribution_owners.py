@@ -1,4 +1,4 @@
-"""By which evidence a process belongs to a pod, a container, the host, the infrastructure or a pod that is gone."""
+"""By which evidence a process is a pod's, the host's, infrastructure, or of a pod that is gone."""
 
 from __future__ import annotations
 
@@ -197,7 +197,9 @@ OTHER = Kubelet((KubeletPod("team-a", "other", ()),), (), ())
 
 
 def _owner(history: History | None = None, **more: object) -> Owner:
-    return only(look(**(GONE | more)), history).owner
+    evidence = more.pop("evidence", {})
+    assert isinstance(evidence, dict)
+    return only(look(**(GONE | more | evidence)), history).owner
 
 
 def test_a_pod_that_api_and_kubelet_both_deny_is_gone() -> None:
@@ -236,7 +238,7 @@ def test_a_pod_that_api_and_kubelet_both_deny_is_gone() -> None:
 )
 def test_less_than_both_words_makes_no_orphan(evidence: dict[str, object]) -> None:
     """A page in the night needs two complete and fresh answers that agree."""
-    assert _owner(pod_names=(b.pod_name(),), **evidence) is Owner.POD
+    assert _owner(pod_names=(b.pod_name(),), evidence=evidence) is Owner.POD
 
 
 def test_a_kubelet_that_has_just_started_makes_no_orphan() -> None:

@@ -25,7 +25,10 @@ LAYOUTS = {
     ),
     "guaranteed": (f"0::/kubepods.slice/kubepods-pod{U_}.slice/cri-containerd-{C}.scope", BOTH),
     "CRI-O": (f"0::/kubepods.slice/kubepods-pod{U_}.slice/crio-{C}.scope", BOTH),
-    "CRI-O, crun's inner split": (f"0::/kubepods.slice/kubepods-pod{U_}.slice/crio-{C}.scope/container", BOTH),
+    "CRI-O, crun's inner split": (
+        f"0::/kubepods.slice/kubepods-pod{U_}.slice/crio-{C}.scope/container",
+        BOTH,
+    ),
     "cri-dockerd": (f"0::/kubepods.slice/kubepods-burstable-pod{U_}.slice/docker-{C}.scope", BOTH),
     "v1 cgroupfs": (f"4:memory:/kubepods/burstable/pod{U}/{C}", BOTH),
     "v1 cgroupfs guaranteed": (f"4:memory:/kubepods/pod{U}/{C}", BOTH),
@@ -120,3 +123,11 @@ def test_any_text_is_read(text: str) -> None:
 def test_order_of_lines_does_not_matter(lines: list[str]) -> None:
     """The kernel's order of hierarchies is no evidence."""
     assert parse("\n".join(lines)) == BOTH
+
+
+@pytest.mark.parametrize("trick", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\r"])
+def test_a_group_cannot_forge_a_line(trick: str) -> None:
+    """A pod that names a group of its own after another pod stays where it is."""
+    other = U.replace("3", "4")
+    forged = f"0::/kubepods/pod{U}/{C}/x{trick}0::/kubepods/pod{other}/{N}/{'y' * 300}"
+    assert parse(forged) == BOTH

@@ -21,11 +21,13 @@ from exporter.model import (
     Off,
     Pci,
     Pods,
+    Policy,
     ProcessTable,
     Reason,
     Seen,
     SourceError,
 )
+from exporter.report import advance
 from tests import builders as b
 
 INTERVAL = 0.2
@@ -112,15 +114,21 @@ def test_every_source_that_is_on_is_seen_and_the_others_are_off(node: Node) -> N
 
 
 def test_the_host_is_scanned_after_nvml_and_told_its_numbers(node: Node) -> None:
-    """A listed number that /proc lacks has died then, and was not just born; and known processes are watched."""
+    """A listed number that /proc lacks has died then, and was not just born."""
     node.record = b.nvml(b.gpu(rows=(b.row(7), b.row(5))), b.gpu(1, rows=(b.row(7),)), b.gpu(2, rows=None))
-    previous = b.report()
-    known = b.report(history=replace(previous.history))
-    gatherer(node)(known)
+    gatherer(node)(None)
     order = node.order()
     assert order.index("processes") > max(order.index(name) for name in ("nvml", "kubelet", "pods", "pci"))
     assert order[-1] == "container_dev"
     assert dict(node.asked)["processes"] == ([5, 7], [])
+
+
+def test_processes_that_were_known_are_watched(node: Node) -> None:
+    """One that hangs on its way out holds nothing any more, and must not drop out of sight."""
+    holder = b.process(4242, holds=(b.hold(),))
+    previous = advance(Policy(), None, b.snapshot(processes=b.process_table(holder)))
+    gatherer(node)(previous)
+    assert dict(node.asked)["processes"] == ([], [4242])
 
 
 def test_containers_are_those_of_the_scan(node: Node) -> None:

@@ -68,7 +68,11 @@ def test_a_number_keeps_its_first_sighting_while_it_is_listed_and_a_while_after(
     """A process that started later is not the one that NVML lists."""
     gap = int(module.FORGET_ROW // 15)
     (row,) = fold(look(0, nvml=listing(77)), look(gap), look(gap, nvml=listing(77))).rows
-    assert (row.first, row.first_monotonic, row.last_monotonic) == (b.NOW, b.MONOTONIC, b.MONOTONIC + 15 * gap)
+    assert (row.first, row.first_monotonic, row.last_monotonic) == (
+        b.NOW,
+        b.MONOTONIC,
+        b.MONOTONIC + 15 * gap,
+    )
     (row,) = fold(look(0, nvml=listing(77)), look(gap + 1), look(gap + 2, nvml=listing(77))).rows
     assert row.first_monotonic == b.MONOTONIC + 15 * (gap + 2)
 
@@ -98,7 +102,7 @@ def test_a_process_that_is_gone_is_remembered_for_a_while() -> None:
 
 
 def test_a_half_dead_process_is_remembered_while_it_hangs() -> None:
-    """Exiting in the driver it holds nothing and may be listed nowhere: only memory says that it was a client."""
+    """Exiting in the driver it holds nothing: only memory says that it was a client."""
     alive = look(0, processes=b.process_table(trainer()), pods=(b.pod(),))
     dying = trainer(holds=(), state="D", exiting=True, blocked=(STUCK,), cgroup=Cgroup())
     hung = [look(c, processes=b.process_table(dying), pods=(b.pod(),)) for c in range(1, 100)]
@@ -147,7 +151,7 @@ def test_a_missed_scan_counts_neither_way() -> None:
 
 @pytest.mark.parametrize("change", ["boot", "driver"])
 def test_another_boot_or_driver_empties_what_it_makes_meaningless(change: str) -> None:
-    """A pid of another boot is another process; a baseline of another driver is no baseline. Counters stay."""
+    """A pid of another boot is another process, a baseline of another driver none. Counters stay."""
     table = b.process_table(trainer())
     nvml = b.nvml(b.gpu(rows=(b.row(4000),), used=2 * b.GIB, telemetry=Telemetry(utilization=0.5)))
     before = fold(look(0, nvml=nvml, processes=table, pods=(b.pod(),), kubelet=b.missed()))
@@ -158,9 +162,7 @@ def test_another_boot_or_driver_empties_what_it_makes_meaningless(change: str) -
     other: dict[str, object] = {"nvml": b.nvml(b.gpu(7)), "processes": b.process_table(boot_id="another")}
     if change == "driver":
         other = {"nvml": replace(b.nvml(b.gpu(7)), driver_version="580.1"), "processes": b.process_table()}
-    after = fold(
-        look(0, nvml=nvml, processes=table, pods=(b.pod(),), kubelet=b.missed()), look(1, **other)
-    )
+    after = fold(look(0, nvml=nvml, processes=table, pods=(b.pod(),), kubelet=b.missed()), look(1, **other))
     assert (after.rows, after.known, after.last_active) == ((), (), ())
     assert [key.uuid for key, _ in after.baselines] == [b.gpu_uuid(7)]
     assert [gpu.uuid for gpu in after.inventory] == [b.gpu_uuid(7)]

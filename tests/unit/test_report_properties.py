@@ -16,6 +16,7 @@ from exporter.exposition import Format, expose
 from exporter.model import (
     Allocation,
     CapabilityNode,
+    DeviceRef,
     Gpu,
     GpuByUuid,
     Hold,
@@ -46,7 +47,7 @@ QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 PODS = 3
 PIDS = (100, 101, 102, 103)
 CAPABILITIES = (CapabilityNode(31, 1, 1, 0), CapabilityNode(41, 1, 2, 0))
-DEVICES = (
+DEVICES: tuple[tuple[str, DeviceRef], ...] = (
     (b.gpu_uuid(0), GpuByUuid(b.gpu_uuid(0))),
     (b.gpu_uuid(1), GpuByUuid(b.gpu_uuid(1))),
     (b.mig_uuid(1, 1), MigByUuid(b.mig_uuid(1, 1))),
@@ -64,7 +65,9 @@ def _pod_name(number: int) -> str:
 @st.composite
 def rows(draw: st.DrawFn, sliced: bool) -> tuple[NvmlRow, ...]:
     """Processes, their threads (pid + 1000) and numbers of nobody; on instances of a sliced GPU."""
-    numbers = draw(st.lists(st.sampled_from((*PIDS, *(pid + 1000 for pid in PIDS), 9)), unique=True, max_size=4))
+    numbers = draw(
+        st.lists(st.sampled_from((*PIDS, *(pid + 1000 for pid in PIDS), 9)), unique=True, max_size=4)
+    )
     size = st.sampled_from((None, 0, b.MIB, b.GIB))
     gi = st.sampled_from((1, 2)) if sliced else st.none()
     made = []
@@ -77,7 +80,9 @@ def rows(draw: st.DrawFn, sliced: bool) -> tuple[NvmlRow, ...]:
 @st.composite
 def gpus(draw: st.DrawFn) -> tuple[Gpu, ...]:
     usage = tuple(ProcessUsage(pid, 0.25, 0.5, None, 0.0) for pid in PIDS)
-    plain = b.gpu(0, rows=draw(st.none() | rows(False)), used=4 * b.GIB, usage=draw(st.sampled_from((None, usage))))
+    plain = b.gpu(
+        0, rows=draw(st.none() | rows(False)), used=4 * b.GIB, usage=draw(st.sampled_from((None, usage)))
+    )
     instances = (b.mig_instance(1, index=1), b.mig_instance(2, index=1))
     sliced = b.gpu(1, mig_enabled=True, instances=instances, rows=draw(rows(True)), usage=None)
     return draw(st.sampled_from(((plain,), (plain, sliced))))
@@ -90,7 +95,9 @@ def processes(draw: st.DrawFn, listed: frozenset[int]) -> tuple[Process, ...]:
         if not draw(st.booleans()):
             continue
         pod = draw(st.integers(0, PODS))
-        nodes = draw(st.lists(st.sampled_from((b.hold(), b.hold(minor=1), b.hold(NodeKind.UVM))), unique=True))
+        nodes = draw(
+            st.lists(st.sampled_from((b.hold(), b.hold(minor=1), b.hold(NodeKind.UVM))), unique=True)
+        )
         caps = [b.hold(NodeKind.CAPABILITY, minor) for minor in draw(st.sets(st.sampled_from((31, 41))))]
         holds: tuple[Hold, ...] = (*nodes, *caps)
         made.append(
@@ -110,7 +117,8 @@ def processes(draw: st.DrawFn, listed: frozenset[int]) -> tuple[Process, ...]:
 
 @st.composite
 def kubelets(draw: st.DrawFn) -> Kubelet:
-    pods, given_ = [], []
+    pods: list[KubeletPod] = []
+    given_: list[Allocation] = []
     for number in draw(st.sets(st.integers(1, PODS))):
         pods.append(KubeletPod("team-a", _pod_name(number), ("main",)))
         for identity, ref in draw(st.lists(st.sampled_from(DEVICES), unique=True, max_size=2)):
@@ -137,8 +145,7 @@ def looks(draw: st.DrawFn, cycle: int = 0) -> Snapshot:
         for number in sorted(told)
     )
     logs = tuple(
-        b.pod_name(_pod_name(number), uid=b.pod_uid(number))
-        for number in draw(st.sets(st.integers(1, PODS)))
+        b.pod_name(_pod_name(number), uid=b.pod_uid(number)) for number in draw(st.sets(st.integers(1, PODS)))
     )
     seconds = 15.0 * cycle
     whole = draw(st.booleans())
@@ -229,6 +236,7 @@ def test_order_means_nothing(night: list[Snapshot], seed: int) -> None:
     one, other = fold(night), fold([shuffled(look, dice) for look in night])
     assert other.attribution == one.attribution
     assert other.history == one.history
+    assert other.diagnosis == one.diagnosis
 
 
 @QUICK

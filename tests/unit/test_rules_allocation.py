@@ -13,6 +13,7 @@ from exporter.model import (
     Carried,
     ContainerKind,
     DeviceKey,
+    DeviceRef,
     Finding,
     FindingName,
     GpuByMinor,
@@ -24,7 +25,6 @@ from exporter.model import (
     NvmlRow,
     Policy,
     Process,
-    Reason,
     Report,
     Severity,
     Unrecognised,
@@ -48,6 +48,7 @@ from tests.builders import (
     missed,
     nvml,
     pod,
+    pod_name,
     pod_uid,
     process,
     process_table,
@@ -173,15 +174,23 @@ def test_two_pods_on_one_mig_device() -> None:
     assert set(found(report, MISPLACED)) == {(key(0, 1, 0), pod_uid(2))}
 
 
+def shares(spelling: str, ref: DeviceRef, replica: str) -> Kubelet:
+    """One share for each of the two pods."""
+    return kubelet(
+        *(
+            allocation(spelling.format(n), ref=ref, pod=f"train-{n}", replica=replica.format(n))
+            for n in (0, 1)
+        )
+    )
+
+
 SILENT_SHARING = {
-    "replicas": kubelet(
-        *(allocation(f"{gpu_uuid(0)}::{n}", ref=GpuByUuid(gpu_uuid(0)), pod=f"train-{n}", replica=str(n)) for n in (0, 1))
+    "replicas": shares(f"{gpu_uuid(0)}::{{}}", GpuByUuid(gpu_uuid(0)), "{}"),
+    "renamed resource": kubelet(
+        *(given(n, resource="nvidia.com/gpu.shared", replica="shared") for n in (1, 2))
     ),
-    "renamed resource": kubelet(*(given(n, resource="nvidia.com/gpu.shared", replica="shared") for n in (1, 2))),
-    "GKE time-sharing": kubelet(
-        *(allocation(f"nvidia0/vgpu{n}", ref=GpuByMinor(0), pod=f"train-{n}", replica=f"vgpu{n}") for n in (0, 1))
-    ),
-}  # fmt: skip
+    "GKE time-sharing": shares("nvidia0/vgpu{}", GpuByMinor(0), "vgpu{}"),
+}
 
 
 @pytest.mark.parametrize("listed", SILENT_SHARING.values(), ids=SILENT_SHARING.keys())
@@ -389,9 +398,7 @@ def test_one_id_of_one_active_pod_is_silent(more: dict[str, Any]) -> None:
 
 def test_whether_a_listed_pod_is_active_may_be_unknown() -> None:
     """No word of the API server and no container of it: it may have ended."""
-    looks = node(
-        (), members=(process(),), kubelet=kubelet(given(1), given(2)), pods=missed(Reason.UNAVAILABLE)
-    )
+    looks = node((), members=(process(),), kubelet=kubelet(given(1), given(2)), pods=missed())
     report = cycles(60, **looks)
     assert found(report, SHARED) == {}
     assert doubts(report, SHARED) == {("double_allocation", None, "pod_unknown")}
@@ -562,8 +569,6 @@ def test_a_kubelet_that_has_just_started_proves_nothing() -> None:
 
 def test_a_pod_that_nobody_lists_may_be_gone() -> None:
     """Known by its logs alone: neither the kubelet nor the API server has a word about it."""
-    from tests.builders import pod_name
-
     names = (pod_name("train-1", uid=pod_uid(2)),)
     looks = node((row(4002, GIB),), kubelet=kubelet(), pods=OFF, pod_names=names)
     report = cycles(60, **looks)
@@ -618,8 +623,8 @@ def unused(**more: Any) -> dict[str, Any]:
 
 def test_a_gpu_that_nobody_uses_counts_after_an_hour() -> None:
     """Of each pod that was given it."""
-    assert not found(cycles(3585, **unused()), IDLE)[key(), pod_uid()].active
-    one = found(cycles(3600, **unused()), IDLE)[key(), pod_uid()]
+    assert not found(cycles(3585, **unused()), IDLE)[key(), "team-a/train-0"].active
+    one = found(cycles(3600, **unused()), IDLE)[key(), "team-a/train-0"]
     assert (one.active, one.holds.kind, one.holds.pod_uid) == (True, "no_client", pod_uid())
     assert one.holds.workload.pod == "train-0"
     assert one.holds.evidence[0] == f"the kubelet lists {gpu_uuid(0)} for team-a/train-0"
@@ -628,7 +633,7 @@ def test_a_gpu_that_nobody_uses_counts_after_an_hour() -> None:
 def test_open_device_files_without_uvm_are_no_client() -> None:
     """Whoever only looks at the GPU does not use it."""
     looker = process_table(member(1, holds=(hold(NodeKind.GPU, 0),), numbers=()))
-    assert set(found(cycles(0, **unused(processes=looker)), IDLE)) == {(key(), pod_uid())}
+    assert set(found(cycles(0, **unused(processes=looker)), IDLE)) == {(key(), "team-a/train-0")}
 
 
 @pytest.mark.parametrize(
@@ -657,7 +662,7 @@ def test_each_sharer_of_a_device_is_judged() -> None:
     """Two replicas are given, one is used."""
     replicas = SILENT_SHARING["replicas"]
     report = cycles(0, **node((row(4001, GIB),), members=(member(1),), kubelet=replicas))
-    assert set(found(report, IDLE)) == {(key(), pod_uid(2))}
+    assert set(found(report, IDLE)) == {(key(), "team-a/train-1")}
 
 
 def test_a_client_on_an_unnamed_part_is_no_idler() -> None:
@@ -683,7 +688,7 @@ def test_without_its_evidence_idleness_is_unknown(more: dict[str, Any], reason: 
     """It stays what it was, and is not clear."""
     idle = cycles(3600, **unused(processes=process_table()))
     report = cycles(75, idle, **unused(**{"processes": process_table(), **more}))
-    one = found(report, IDLE)[key(), pod_uid()]
+    one = found(report, IDLE)[key(), "team-a/train-0"]
     assert (one.active, one.undetermined) == (True, reason)
     assert key() not in clear(report, IDLE)
 

@@ -14,6 +14,7 @@ from exporter.settings import (
     ListenAddress,
     LogFormat,
     LogLevel,
+    Output,
     Settings,
     SettingsError,
     format_duration,
@@ -99,6 +100,10 @@ def test_settings_built_in_code_read_nothing_from_the_process(monkeypatch: pytes
         ("orphan", "--demo.scenario", "orphan"),
         ("debug", "--log.level", LogLevel.DEBUG),
         ("json", "--log.format", LogFormat.JSON),
+        ("json", "--output", Output.JSON),
+        ("http://node-1:9836", "--url", "http://node-1:9836"),
+        ("https://[fd00::1]:9836/gpu/metrics", "--url", "https://[fd00::1]:9836/gpu/metrics"),
+        ("", "--url", None),
     ],
 )
 def test_every_form_of_a_value_is_taken(text: str, flag: str, expected: object) -> None:
@@ -132,6 +137,7 @@ def test_a_boolean_may_stand_bare_and_the_last_one_counts(argv: list[str], *, ex
         ([], Command.RUN),
         (["run"], Command.RUN),
         (["demo"], Command.DEMO),
+        (["describe", "--output=json"], Command.DESCRIBE),
         (["--interval=5", "demo"], Command.DEMO),
         (["demo", "--interval=5"], Command.DEMO),
         (["--interval", "5", "demo", "--log.level", "error"], Command.DEMO),
@@ -247,8 +253,11 @@ def test_the_node_name_comes_from_kubernetes_else_the_host(
         ("--no-collector.telemetry", "unknown flag; give --collector.telemetry=off"),
         ("--zzz", "--zzz: unknown flag; see --help for those there are"),
         ("-i", "-i: unknown flag"),
-        ("serve", "serve: unknown command; give run or demo"),
-        ("describe", "describe: this command is not offered yet; give run or demo"),
+        ("serve", "serve: unknown command; give run, demo or describe"),
+        ("--output=yaml", "--output: 'yaml' is not known; give one of text, json"),
+        ("--url=node-1:9836", "'node-1:9836' is not the address of an exporter; give one such as http://"),
+        ("--url=http://node-1:99999", "is not the address of an exporter"),
+        ("--url=file:///etc/passwd", "is not the address of an exporter"),
     ],
 )
 def test_a_bad_argument_is_refused_with_field_value_and_remedy(argument: str, message: str) -> None:
