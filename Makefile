@@ -65,10 +65,12 @@ fmt: install ## Format, and correct what can be corrected
 generate: install ## Generate the kubelet API's messages from their .proto
 	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. $(PROTO)
 
-docs: install ## Write the references of metrics and settings
+docs: install ## Write the references of metrics, settings and findings
 	@mkdir -p docs
 	$(BIN)/python -m exporter.reference metrics > docs/metrics.md
 	$(BIN)/python -m exporter.reference settings > docs/settings.md
+	$(BIN)/python -m exporter.reference findings > docs/findings.md
+	$(BIN)/python -m tests.cases_table
 
 golden: install ## Show where the expositions of tests/scenarios differ from what they expect
 	$(BIN)/python -m pytest tests/scenarios -vv $(ARGS)

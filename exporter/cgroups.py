@@ -41,7 +41,7 @@ _ESCAPED = re.compile(r"\\x([0-9a-f]{2})")  # systemd.unit(5): bytes that a unit
 
 def parse(text: str) -> Cgroup:
     """Return where a process lives; an empty Cgroup for the root group and for text that says nothing."""
-    # Not splitlines: the kernel escapes no \x0b or \u2028 in a group's name, and a pod may name groups of its own.
+    # Not splitlines: the kernel escapes no \x0b or \u2028 in a name, and a pod may name groups of its own.
     best = max((_place(line) for line in text.split("\n")), key=lambda p: p[0], default=None)
     return best[1] if best else Cgroup()
 

@@ -187,7 +187,7 @@ def course(path: Path) -> Course:
 
 def departures(wanted: Course, at: float, report: Report) -> Iterator[str]:
     """Where the findings of one cycle are not as its story says."""
-    got = samples(report)
+    got = _served(report)
     now = [one for one in wanted.found if _spans(one, at)]
     told = Counter(_sorted(_labels_of(one), _OF_INFO) for one in now)
     info = [dict(labels) for labels in got[_INFO]]
@@ -213,6 +213,19 @@ def departures(wanted: Course, at: float, report: Report) -> Iterator[str]:
     for one in wanted.unjudged:
         if _spans(one, at) and not _is_unjudged(one, got, report):
             yield f"{at:g} s: {one} is judged, or for another reason not"
+
+
+def _served(report: Report) -> Samples:
+    """The families that tell of findings, straight from the catalog: a story has many cycles."""
+    asked = {_INFO, _COUNT, _BYTES, *_UNJUDGED}
+    return {
+        family.full_name: {
+            tuple((name, text) for name, text in zip(family.labels, labels, strict=True) if text): number
+            for labels, number in family.samples(report)
+        }
+        for family in FAMILIES
+        if family.full_name in asked
+    }
 
 
 def _spans(entry: dict[str, Any], at: float) -> bool:

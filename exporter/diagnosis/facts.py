@@ -95,13 +95,12 @@ class Facts:
         # Whether the driver gives no process' memory at all, so that N/A is all that can be had.
         self.unmeasured = bool(rows) and all(row.memory is None for row in rows)
         self._lacking: dict[tuple[Evidence, str | None], Lack | None] = {}
+        # What is judged: every whole GPU, MIG parent and MIG device; not a GPU instance beside its parts.
+        self.devices: tuple[DeviceKey, ...] = tuple(
+            key for key in self.device_uses if key.gi is None or key.ci is not None
+        )
 
     # --- devices
-
-    @property
-    def devices(self) -> tuple[DeviceKey, ...]:
-        """What is judged: every whole GPU, MIG parent and MIG device; not a GPU instance beside its parts."""
-        return tuple(key for key in self.device_uses if key.gi is None or key.ci is not None)
 
     @property
     def memories(self) -> tuple[DeviceKey, ...]:
@@ -195,7 +194,7 @@ class Facts:
     def lack(self, evidence: Evidence, device: DeviceKey | None) -> Lack | None:
         """Why a kind of evidence is not there, or None where it is."""
         of_gpu = evidence in (Evidence.ROWS, Evidence.MEMORY)
-        key = (evidence, f"{device}" if of_gpu and device is not None else None)
+        key = (evidence, device.uuid if of_gpu and device is not None else None)
         if key not in self._lacking:
             self._lacking[key] = self._look(evidence, device)
         return self._lacking[key]

@@ -340,7 +340,7 @@ def hidden(facts: Facts) -> Iterator[Ruling]:
             continue
         if use.owner is Owner.SYSTEM or _listed(facts, process) is not None:
             continue
-        if doubt := _maybe_elsewhere(facts, process):
+        if doubt := _maybe_listed_too(facts, use, process):
             yield Undetermined(FindingName.HIDDEN_HOLDER, "unlisted", use.device, doubt, _who(process))
             continue
         yield Holds(
@@ -375,11 +375,14 @@ def _listed(facts: Facts, process: Process) -> Process | None:
     return None
 
 
-def _maybe_elsewhere(facts: Facts, process: Process) -> str:
-    """Why NVML may list it after all, on another GPU whose files it has open; "" if it does not."""
+def _maybe_listed_too(facts: Facts, use: Use, process: Process) -> str:
+    """Why NVML may list it after all: by a thread that has ended, or on another GPU; "" if it does not."""
+    others = facts.uses_of_gpu(use.device.uuid)
+    if _maps_uvm(process) and any(o.process is None and o.pod_uid in ("", use.pod_uid) for o in others):
+        return "thread_id"
     for one in (process, *facts.ancestors(process)):
-        for use in facts.uses_of(one.id):
-            if lack := facts.lack(Evidence.ROWS, use.device):
+        for row in facts.uses_of(one.id):
+            if lack := facts.lack(Evidence.ROWS, row.device):
                 return f"{lack.evidence}:{lack.reason}"
     return ""
 

@@ -300,7 +300,8 @@ class Senses:
             healthy[name] = healthy.get(name, 0) + (0 if card.unhealthy else count)
         if self.node.advertised is not None:
             first = next(iter(capacity))
-            capacity[first] = healthy[first] = capacity[first] + self.node.advertised
+            capacity[first] += self.node.advertised
+            healthy[first] += self.node.advertised
         if not self.node.plugin_ready:
             healthy = dict.fromkeys(healthy, 0)
         return tuple(sorted(capacity.items())), tuple(sorted(healthy.items()))

@@ -48,6 +48,7 @@ class Record:
 
     device: DeviceKey
     pid: int
+    process: int
     size: int | None
     since: float
 

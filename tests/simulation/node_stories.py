@@ -21,7 +21,7 @@ def trainers(node: Node) -> list[Proc]:
     return [
         proc
         for proc in node.procs.values()
-        if proc.pod and proc.memory and not proc.infra and not proc.trouble and proc.run
+        if proc.pod and proc.memory and not proc.infra and not proc.trouble and proc.state == "S" and proc.run
         and proc.run.ended is None and proc.run.name == "main" and not proc.pod.busy and proc.pod.deletion is None
         and node.now - proc.start > 60 and not any(node.card(key).dark for key in proc.memory)
     ]  # fmt: skip
@@ -39,7 +39,7 @@ def free_card(node: Node) -> DeviceKey | None:
 
 
 def trouble(proc: Proc, kind: str, now: float) -> None:
-    proc.trouble, proc.troubled = kind, now
+    proc.trouble, proc.troubled, proc.dumping = kind, now, False
 
 
 # --- stuck --------------------------------------------------------------------------------------------------
@@ -172,7 +172,8 @@ def phantom(node: Node, life: Life) -> bool:
         return False
     if node.records and node.rng.random() < 0.7:
         return False
-    records = [Record(key, proc.number or proc.pid, size, node.now) for key, size in proc.memory.items()]
+    number = proc.number or proc.pid
+    records = [Record(key, number, proc.pid, size, node.now) for key, size in proc.memory.items()]
     node.records.extend(records)
     node.say(f"pid {proc.pid} dies and its row stays")
     node.bury(proc)

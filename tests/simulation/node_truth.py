@@ -30,6 +30,7 @@ class Truth:
     must: bool
     age: float
     why: str
+    alias: int = 0  # the process of which pid is a thread
 
     @property
     def key(self) -> tuple[str, str, int | None, int, str]:
@@ -152,7 +153,7 @@ def _phantoms(node: Node) -> Iterator[Truth]:
         taken = node.procs.get(record.pid)
         must = record.size != 0 and not doubtful and (taken is None or not (taken.files or taken.memory))
         why = f"pid {record.pid} is dead and listed"
-        yield Truth(FindingName.PHANTOM_PROCESS, key.uuid, key.gi, record.pid, "", must, 120.0, why)
+        yield Truth(FindingName.PHANTOM_PROCESS, key.uuid, key.gi, record.pid, "", must, 120.0, why, record.process)
 
 
 # --- devices ------------------------------------------------------------------------------------------------

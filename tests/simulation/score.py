@@ -60,6 +60,7 @@ class Spell:
     truth: Truth
     since: float
     last: float
+    first: float  # of all that came before it without a break of more than a finding is held for
     must_since: float | None = None
     must_last: float = 0.0
     seen: float = 0.0  # seconds of it with whole sources since it has to be told
@@ -136,7 +137,8 @@ class Scorer:
         for truth in wrong:
             spell = self._spells.get(truth.key)
             if spell is None or now - spell.last > TWO_CYCLES:
-                spell = self._spells[truth.key] = Spell(truth, now, now)
+                first = spell.first if spell and now - spell.last < HOLD else now
+                spell = self._spells[truth.key] = Spell(truth, now, now, first)
             elif truth.age > spell.truth.age or truth.must != spell.truth.must:
                 spell.seen = 0.0
             spell.truth, spell.last = truth, now
@@ -177,6 +179,7 @@ class Scorer:
             truth = spell.truth
             if spell.last != now:
                 continue
+            blind = spell.seen_last != now
             if any(matches(finding, truth) for finding in told):
                 if spell.told is None and truth.must:
                     spell.told = now
@@ -184,7 +187,7 @@ class Scorer:
                     self.score.delays[truth.finding.value].append(now - spell.since)
                 continue
             due = truth.age + TWO_CYCLES + LAG[truth.finding]
-            if truth.must and spell.seen > due and not spell.missed:
+            if truth.must and spell.seen > due and not (blind or spell.missed):
                 spell.missed = True
                 self._blame("missed", snapshot, truth.finding, False, f"{truth} {innocent}")
 
@@ -207,7 +210,7 @@ class Scorer:
         recent = [spell for spell in about if now - spell.last <= after]
         if not recent:
             return "false"
-        ripe = any(now - spell.since >= spell.truth.age - 2 * INTERVAL for spell in recent)
+        ripe = any(now - spell.first >= spell.truth.age - 2 * INTERVAL for spell in recent)
         return "" if ripe else "premature"
 
     def _blame(self, verdict: str, snapshot: Snapshot, finding: FindingName, critical: bool, text: str) -> None:
@@ -232,7 +235,7 @@ def matches(finding: Finding, truth: Truth) -> bool:
         return False
     if device is not None and None not in (device.gi, truth.gi) and device.gi != truth.gi:
         return False
-    if truth.pid and holds.pid and truth.pid != holds.pid:
+    if truth.pid and holds.pid and holds.pid not in (truth.pid, truth.alias):
         return False
     return not (truth.uuid and truth.pod and holds.pod_uid and truth.pod != holds.pod_uid)
 

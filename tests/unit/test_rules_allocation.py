@@ -302,6 +302,29 @@ def test_two_current_pods_are_not_excused_by_a_third_one_s_remains() -> None:
     assert one.explained_by is None
 
 
+def test_two_current_pods_are_not_excused_by_a_process_that_is_ending() -> None:
+    """One of their processes does not get to its end; the others are there to stay."""
+    stays = process(4003, pod_uid=pod_uid(2), container_id=container_id(2), holds=OPEN, numbers=(4003,))
+    hangs = replace(member(2), exiting=True)
+    looks = node((*BOTH, row(4003, GIB)), (), members=(member(1), hangs, stays), kubelet=EACH_ITS_OWN)
+    one = found(cycles(120, **looks), SHARED)[key(), ""]
+    assert one.holds.processes == (member(1).id, stays.id)
+    assert one.explained_by is None
+
+
+def test_rows_of_two_pods_that_name_no_part_may_be_on_two() -> None:
+    """Each pod was given a part, and the driver does not say which part a row is on."""
+    ids = [mig_uuid(0, 1), mig_uuid(0, 2)]
+    listed = kubelet(
+        allocation(ids[0], ref=MigByUuid(ids[0])), allocation(ids[1], ref=MigByUuid(ids[1]), pod="train-1")
+    )
+    looks = {**mig_node(listed, row(4001, GIB), row(4002, GIB))}
+    looks["processes"] = process_table(member(1), member(2))
+    report = cycles(60, **{**looks, "pods": (api(1), api(2))})
+    assert found(report, SHARED) == {}
+    assert doubts(report, SHARED) == {("double_use", key(), "no_instance")}
+
+
 def test_a_handover_is_silent_while_it_is_in_time() -> None:
     """The old pod is being deleted and has given the device back; its process is about to end."""
     ending = (api(1), api(2, deletion_timestamp=NOW + 30))
@@ -553,6 +576,16 @@ def test_another_pod_of_the_same_name_is_not_its_heir() -> None:
     report = cycles(195, known, **{**node(BOTH), **logs})
     assert found(report, MISPLACED) == {}
     assert set(found(report, ORPHAN)) == {(key(), f"4001/{member(1).id.start}")}
+
+
+def test_what_the_heir_was_given_is_not_the_old_pod_s() -> None:
+    """While the kubelet settles nobody is called gone; the new pod's device is still not the old one's."""
+    known = cycles(0, **node(BOTH, pods=(api(1),), kubelet=kubelet(given(1))))
+    anew = (replace(api(2), name="train-0"),)
+    starting = seen(kubelet(given(1)), complete=False)
+    report = cycles(60, known, **node((row(4001, GIB),), pods=anew, kubelet=starting))
+    assert found(report, MISPLACED) == {}
+    assert {reason for *_, reason in doubts(report, MISPLACED)} == {"pod_replaced"}
 
 
 def test_a_kubelet_that_has_just_started_proves_nothing() -> None:
