@@ -36,7 +36,9 @@ class Inventory:
         nvml = value(snapshot.nvml)
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in nvml.gpus} if nvml else {}
         self.known: dict[str, KnownGpu] = {gpu.uuid: gpu for gpu in history.inventory}
-        self.known.update({gpu.uuid: _known(gpu) for gpu in self.gpus.values() if not gpu.lost})
+        for gpu in self.gpus.values():
+            if not (gpu.lost and gpu.uuid in self.known):  # what a lost one was cut into is what it was
+                self.known[gpu.uuid] = _known(gpu)
         pci = value(snapshot.pci)
         # Later ones outrank earlier ones.
         told: list[KnownGpu | PciGpu | Gpu] = [

@@ -48,6 +48,7 @@ class Owners:
         self._table = value(snapshot.processes)
         self._snapshot = snapshot
         self._settled = is_settled(snapshot, history)
+        self._places: dict[ProcessId, Place] = {}
         self.known: dict[ProcessId, Known] = {known.id: known for known in history.known}
         # Newest last: a number that was used twice means the process that had it last.
         by_age = sorted(history.known, key=lambda known: (known.last_monotonic, known.id))
@@ -55,6 +56,12 @@ class Owners:
 
     def place(self, process: Process) -> Place:
         """The owner of a living (or not quite dead) process."""
+        place = self._places.get(process.id)
+        if place is None:
+            place = self._places[process.id] = self._find(process)
+        return place
+
+    def _find(self, process: Process) -> Place:
         if self._is_agent(process):
             return self._of_pod(process, self._cgroup(process), Owner.SYSTEM) or Place(owner=Owner.SYSTEM)
         if "cgroup" in process.unread:

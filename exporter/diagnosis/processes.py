@@ -33,8 +33,11 @@ from exporter.model import (
 OVERDUE = 120.0  # seconds after deletionTimestamp, which already includes the grace period
 START_SLACK = 2.0  # seconds: start times have clock ticks, sightings have cycles
 # Wait channels (kernel functions) of the NVIDIA driver and of the locks that its calls sleep in
-# (kernel-open/).
-DRIVER_CHANNELS = ("nv", "uvm_", "os_acquire", "os_cond_acquire", "rm_", "_nv")
+# (kernel-open/). Not "nv" alone: nvme_ is storage.
+DRIVER_CHANNELS = (
+    *("nv_", "nvidia", "nvlink", "nvswitch", "nvKms", "nvUvm", "_nv"),
+    *("uvm_", "rm_", "os_acquire", "os_cond_acquire"),
+)
 # Where a frozen task sleeps: cgroup v1 (kernel/freezer.c) and v2 (kernel/signal.c).
 FROZEN_CHANNELS = ("__refrigerator", "do_freezer_trap", "get_signal")
 

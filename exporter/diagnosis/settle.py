@@ -95,10 +95,11 @@ def _again(
     its kind changes.
     """
     now = facts.snapshot.monotonic
+    unknown = now - before.held_monotonic if before and before.undetermined else 0.0
     finding = Finding(
         holds=holds[0],
         since=before.since if before else facts.snapshot.at,
-        since_monotonic=before.since_monotonic if before else now,
+        since_monotonic=before.since_monotonic + unknown if before else now,
         held_monotonic=now,
         cycles=before.cycles + 1 if before else 1,
         active=before.active if before else False,

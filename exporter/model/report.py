@@ -19,7 +19,7 @@ class Policy:
     kubelet_restart_grace: float = 180.0
     baseline_limit: int = 256 * 2**20
     remember: int = 8192  # bound of each table of the history
-    # Unattributed memory counts above the larger of bytes and share of the total, on a GPU and on an instance.
+    # Unattributed memory counts above the larger of bytes and share of the total; on MIG of the instance.
     orphaned_bytes: int = 512 * 2**20
     orphaned_share: float = 0.02
     orphaned_mig_bytes: int = 256 * 2**20

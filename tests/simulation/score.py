@@ -122,7 +122,7 @@ class Scorer:
         for snapshot, wrong, innocent in self.history.frames(hours):
             self._start = self._start or snapshot.at
             report = advance(policy, report, snapshot)
-            self._follow(snapshot, wrong)
+            self._follow(snapshot, wrong, innocent)
             told = [f for f in report.diagnosis.findings if f.active]
             self._look_for_missed(snapshot, told, innocent)
             self._look_for_false(snapshot, told, innocent)
@@ -131,7 +131,7 @@ class Scorer:
 
     # --- truth over time
 
-    def _follow(self, snapshot: Snapshot, wrong: Iterable[Truth]) -> None:
+    def _follow(self, snapshot: Snapshot, wrong: Iterable[Truth], innocent: tuple[str, ...]) -> None:
         now = snapshot.at
         self._note_sources(snapshot)
         for truth in wrong:
@@ -148,6 +148,9 @@ class Scorer:
             if spell.must_since is None or now - spell.must_last > INTERVAL + 5:
                 spell.must_since, spell.seen = now, 0.0
             spell.must_last = now
+            if truth.finding is F.ORPHANED_MEMORY and "rows lag" in innocent:
+                spell.seen = 0.0  # a row of the dead hides as much: not *every cycle for 5 minutes*
+                continue
             if self._is_seen(snapshot, truth):
                 # A finding that could not be judged for longer than it is held begins anew.
                 spell.seen = INTERVAL + (spell.seen if now - spell.seen_last < HOLD - INTERVAL else 0.0)
