@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+TIME ?= 10m
 # The test rig compiles an NVML library, makes certificates, reads /proc and asks a real promtool.
 DEBIAN := gcc libc6-dev libcjson-dev openssl procps prometheus
 PIP := $(BIN)/python -m pip install --quiet
@@ -17,7 +18,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 -
 PROTO := exporter/sources/podresources/podresources.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo run test test-needs check lint fmt generate docs golden lock rig clean
+.PHONY: help install demo run test test-needs check lint fmt generate docs golden lock rig simulate clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -82,6 +83,9 @@ lock: install ## Pin every dependency by hash from the bounds in pyproject.toml
 
 rig: install test-needs ## Hold a busy node without a GPU, and print the command that watches it; needs root
 	$(BIN)/python -m tests.rig
+
+simulate: install ## Compare findings with the truth of simulated nodes over fresh seeds, for TIME
+	$(BIN)/python -m tests.simulation --for $(TIME) $(ARGS)
 
 clean: ## Remove what the other targets made, .venv too
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -56,6 +56,7 @@ COMPONENTS: tuple[Component, ...] = (
             "/usr/bin/nvidia-cuda-mps-server",
             "/usr/bin/mps-control-daemon",
         ),
+        memory_limit=None,  # it holds the memory of its clients
     ),
     Component("device plugin", (), ("/usr/bin/nvidia-device-plugin", "/usr/bin/nvidia-gpu-device-plugin")),
     Component("dra driver", (), ("/usr/bin/gpu-kubelet-plugin", "/usr/bin/compute-domain-kubelet-plugin")),

@@ -69,7 +69,7 @@ class Owners:
         cgroup = self._cgroup(process)
         if place := self._of_pod(process, cgroup, None):
             return place
-        if _is_dying(process) and _is_empty(cgroup):
+        if process.dying and _is_empty(cgroup):
             return Place()  # on cgroup v1 every dead task reads so, whoever's it was
         system = infrastructure.component(cgroup, "", process.exe) is not None
         return Place(container_id=cgroup.container_id, owner=Owner.SYSTEM if system else Owner.HOST)
@@ -84,7 +84,7 @@ class Owners:
     def _cgroup(self, process: Process) -> Cgroup:
         """A dead or dying task of cgroup v1 shows the root group: what it lived in is remembered."""
         known = self.known.get(process.id)
-        return known.cgroup if known and _is_dying(process) and _is_empty(process.cgroup) else process.cgroup
+        return known.cgroup if known and process.dying and _is_empty(process.cgroup) else process.cgroup
 
     def _is_agent(self, process: Process) -> bool:
         agent = self._table.agent if self._table else 0
@@ -116,10 +116,6 @@ class Owners:
     def _started(self, process: Process) -> float:
         table = self._table
         return table.boot_time + process.id.start / table.ticks_per_second if table else float("inf")
-
-
-def _is_dying(process: Process) -> bool:
-    return process.exiting or process.state in "ZX"
 
 
 def _is_empty(cgroup: Cgroup) -> bool:

@@ -43,8 +43,8 @@ DYING = ("zombie", "exiting", "stuck")  # states of a use that the rule of stuck
 
 
 def _weighs(facts: Facts, use: Use) -> bool:
-    """Whether it has memory there, as far as anybody can tell."""
-    if use.process is None or use.visibility is Visibility.HOLDER:
+    """Whether it has memory there, as far as anybody can tell; a dead one's number is not enough."""
+    if use.process is None or use.visibility is Visibility.HOLDER or facts.older_row(use):
         return False
     return facts.unmeasured if use.memory is None else use.memory > 0
 

@@ -28,6 +28,7 @@ from exporter.model import (
     Process,
     ProcessId,
     Reading,
+    RowSighting,
     Seen,
     Snapshot,
     Use,
@@ -35,6 +36,8 @@ from exporter.model import (
     Workload,
     value,
 )
+
+START_SLACK = 2.0  # seconds: start times have clock ticks, sightings have cycles
 
 # Evidence that is there when a source was seen: which source, and whether it must have seen everything.
 OF_SOURCE: dict[Evidence, tuple[str, bool]] = {
@@ -94,6 +97,7 @@ class Facts:
         rows = [row for gpu in self.gpus.values() for row in gpu.rows or ()]
         # Whether the driver gives no process' memory at all, so that N/A is all that can be had.
         self.unmeasured = bool(rows) and all(row.memory is None for row in rows)
+        self._sightings = {(row.uuid, row.pid): row for row in before.rows}
         self._lacking: dict[tuple[Evidence, str | None], Lack | None] = {}
         # What is judged: every whole GPU, MIG parent and MIG device; not a GPU instance beside its parts.
         self.devices: tuple[DeviceKey, ...] = tuple(
@@ -154,6 +158,22 @@ class Facts:
             for grant in self.attribution.grants
             if (grant.workload.namespace, grant.workload.pod) == (namespace, pod)
         )
+
+    def older_row(self, use: Use) -> RowSighting | None:
+        """The row's first sighting, if it is older than the process with its number, which holds nothing.
+
+        Then the row is a dead process', whose number was given out again.
+        """
+        table = value(self.snapshot.processes)
+        process = self.processes.get(use.process) if use.process else None
+        if table is None or process is None or process.holds or process.dying:
+            return None
+        started = table.boot_time + process.id.start / table.ticks_per_second
+        for number in process.numbers:
+            sighting = self._sightings.get((use.device.uuid, number))
+            if sighting is not None:
+                return sighting if started > sighting.first + START_SLACK else None
+        return None
 
     def ancestors(self, process: Process) -> Iterator[Process]:
         """Its parents as far as they are known, nearest first."""

@@ -31,7 +31,6 @@ from exporter.model import (
 )
 
 OVERDUE = 120.0  # seconds after deletionTimestamp, which already includes the grace period
-START_SLACK = 2.0  # seconds: start times have clock ticks, sightings have cycles
 # Wait channels (kernel functions) of the NVIDIA driver and of the locks that its calls sleep in
 # (kernel-open/). Not "nv" alone: nvme_ is storage.
 DRIVER_CHANNELS = (
@@ -46,15 +45,11 @@ def _who(process: Process) -> str:
     return f"{process.id.pid}/{process.id.start}"
 
 
-def _is_dying(process: Process) -> bool:
-    return process.exiting or process.state in "ZX"
-
-
 def _clients(facts: Facts) -> Iterator[tuple[Use, Process]]:
     """Clients that /proc has; not those that only were given the number of a dead one in NVML's list."""
     for use in facts.attribution.uses:
         process = facts.processes.get(use.process) if use.process else None
-        if process is not None and use.client and _older_row(facts, use) is None:
+        if process is not None and use.client and facts.older_row(use) is None:
             yield use, process
 
 
@@ -68,7 +63,7 @@ def phantoms(facts: Facts) -> Iterator[Ruling]:
             continue
         if use.process is None:
             yield _phantom(facts, use)
-        elif (sighting := _older_row(facts, use)) is not None:
+        elif (sighting := facts.older_row(use)) is not None:
             yield _aliased(facts, use, sighting)
 
 
@@ -105,19 +100,6 @@ def _phantom(facts: Facts, use: Use) -> Ruling:
 
 def _maps_uvm(process: Process) -> bool:
     return any(hold.node.kind is NodeKind.UVM and hold.mappings for hold in process.holds)
-
-
-def _older_row(facts: Facts, use: Use) -> RowSighting | None:
-    """The row's first sighting, if it is older than the process that has its number now and holds nothing."""
-    table = value(facts.snapshot.processes)
-    process = facts.processes.get(use.process) if use.process else None
-    if table is None or process is None or process.holds or _is_dying(process):
-        return None  # what dies has let go of its files
-    started = table.boot_time + process.id.start / table.ticks_per_second
-    for sighting in facts.before.rows:
-        if sighting.uuid == use.device.uuid and sighting.pid in process.numbers:
-            return sighting if started > sighting.first + START_SLACK else None
-    return None
 
 
 def _aliased(facts: Facts, use: Use, sighting: RowSighting) -> Ruling:
@@ -188,7 +170,7 @@ def _stuck_on(facts: Facts, process: Process, kind: str, seen: str) -> Iterator[
     uses = {use.device: use for use in facts.uses_of(process.id)}
     known = facts.known.get(process.id)
     # One that can be looked at and holds nothing has left the device: then it is stuck elsewhere.
-    remembered = known.devices if known and (_is_dying(process) or process.unread) else ()
+    remembered = known.devices if known and (process.dying or process.unread) else ()
     for device in sorted({*uses, *remembered}, key=lambda key: key.order):
         use = uses.get(device)
         yield Holds(
@@ -295,7 +277,7 @@ def _in_place(use: Use, pod: Pod) -> ContainerStatus | None:
 def external(facts: Facts) -> Iterator[Ruling]:
     """Clients outside Kubernetes that are no known infrastructure."""
     for use, process in _clients(facts):
-        if use.owner is Owner.UNKNOWN and not _is_dying(process):
+        if use.owner is Owner.UNKNOWN and not process.dying:
             yield Undetermined(
                 FindingName.EXTERNAL_PROCESS, "unknown", use.device, "owner_unknown", _who(process)
             )

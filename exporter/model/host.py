@@ -61,6 +61,11 @@ class Process:
     numbers: tuple[int, ...] = ()  # numbers in NVML's lists that are this process or a thread of it
     unread: tuple[str, ...] = ()  # parts of /proc/PID that could not be read
 
+    @property
+    def dying(self) -> bool:
+        """Whether it is dead, or has begun to end and let go of its files."""
+        return self.exiting or self.state in "ZX"
+
 
 @dataclass(frozen=True, slots=True)
 class LiveContainer:

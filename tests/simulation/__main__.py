@@ -22,7 +22,7 @@ def main() -> int:
     """Play, print, and say by the exit status whether all was well."""
     options = _options()
     first = int(time.time()) % 10**9 if options.fresh or options.seconds else options.seed
-    print(f"first seed {first}")
+    sys.stdout.write(f"first seed {first}\n")
     until = time.monotonic() + options.seconds
     score, failed = Score(), False
     with multiprocessing.Pool(os.cpu_count()) as pool:
@@ -32,11 +32,11 @@ def main() -> int:
                 score.add(one)
                 for failure in one.failures:
                     failed = failed or is_grave(failure)
-                    print(failure, again(failure))
+                    sys.stdout.write(f"{failure} {again(failure)}\n")
             first += options.seeds
             if time.monotonic() >= until:
                 break
-    print(table(score))
+    sys.stdout.write(table(score) + "\n")
     return int(failed)
 
 
@@ -52,7 +52,9 @@ def is_grave(failure: Failure) -> bool:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--hours", type=float, default=4.0)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)

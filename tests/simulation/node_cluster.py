@@ -1,4 +1,4 @@
-"""What Kubernetes and the container runtime show of a node's state: lists of pods, allocations, device files."""
+"""What Kubernetes and the container runtime show of a node: pods, allocations, device files."""
 
 from collections.abc import Iterator
 
@@ -13,6 +13,8 @@ from exporter.model import (
     Kubelet,
     KubeletPod,
     NodeKind,
+)
+from exporter.model import (
     Pod as ApiPod,
 )
 from tests.simulation.node_state import Card, Node, Pod, Proc, Run

@@ -1,7 +1,7 @@
 """Ordinary life on a node: pods are placed, started, restarted, ended and deleted as Kubernetes does it.
 
-What takes how long is from runs of a real kubelet: a device stays listed 1.5 s after the process has ended, an
-API object goes 0.6 s after the last container, a static pod leaves the list before its processes end.
+What takes how long is from runs of a real kubelet: a device stays listed 1.5 s after the process has ended,
+an API object goes 0.6 s after the last container, a static pod leaves the list before its processes end.
 """
 
 from collections.abc import Callable

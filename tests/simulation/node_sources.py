@@ -18,7 +18,6 @@ from exporter.model import (
     Memory,
     MigInstance,
     Missed,
-    Node as NodeObject,
     Nvml,
     NvmlRow,
     Pci,
@@ -34,6 +33,9 @@ from exporter.model import (
     Seen,
     Snapshot,
     Telemetry,
+)
+from exporter.model import (
+    Node as NodeObject,
 )
 from tests.simulation.node_cluster import container_nodes, holds, kubelet, pods
 from tests.simulation.node_life import Life
@@ -80,9 +82,7 @@ class Senses:
             pods=self._api,
             node=self._node,
             pod_names=self._seen(self._names()),
-            pci=self._seen(
-                Pci(tuple(PciGpu(_address(c), "nvidia", c.minor, c.uuid) for c in node.cards))
-            ),
+            pci=self._seen(Pci(tuple(PciGpu(_address(c), "nvidia", c.minor, c.uuid) for c in node.cards))),
         )
 
     def _seen(self, value: T, *, complete: bool = True) -> Seen[T]:
@@ -329,9 +329,11 @@ def driver_rows(node: Node, card: Card) -> tuple[NvmlRow, ...]:
                 shown = None if card.no_figures else size
                 kinds = ("compute", "mps") if card.mps else ("compute",)
                 rows.append(NvmlRow(proc.number or proc.pid, key.gi, key.ci, shown, kinds))
-    for record in node.records:
-        if record.device.uuid == card.uuid:
-            rows.append(NvmlRow(record.pid, record.device.gi, record.device.ci, record.size))
+    rows.extend(
+        NvmlRow(record.pid, record.device.gi, record.device.ci, record.size)
+        for record in node.records
+        if record.device.uuid == card.uuid
+    )
     node.rng.shuffle(rows)
     return tuple(rows)
 

@@ -201,14 +201,14 @@ class Node:
         self.plugin_ready = True
         self.thread_rows = False  # the driver lists thread ids
         self.advertised: int | None = None  # what the node object says, if it is wrong
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._serial = 0
         self._pid = 2000
         self._reuse: list[int] = []
 
     # --- time
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
         """Do something later."""
         self._serial += 1
         heapq.heappush(self._queue, (self.now + seconds, self._serial, action))

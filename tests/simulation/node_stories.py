@@ -5,11 +5,12 @@ follows from the state alone (`node_truth`); those marked innocent must never be
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 
-from exporter.model import DeviceKey, Task
+from exporter.model import Task
 from tests.simulation.node_life import Life
-from tests.simulation.node_state import GIB, MIB, Leak, Node, Pod, Proc, Record
+from tests.simulation.node_state import GIB, MIB, Leak, Node, Pod, Proc, Record, Run
+from tests.simulation.node_strangers import container_cli, onlooker, outsider, twice, wrong_card
 
 Story = Callable[[Node, Life], bool]
 DRIVER_WAITS = ("nvidia_close_callback", "uvm_va_space_destroy", "os_acquire_mutex", "rm_shutdown_adapter")
@@ -22,7 +23,8 @@ def trainers(node: Node) -> list[Proc]:
         proc
         for proc in node.procs.values()
         if proc.pod and proc.memory and not proc.infra and not proc.trouble and proc.state == "S" and proc.run
-        and proc.run.ended is None and proc.run.name == "main" and not proc.pod.busy and proc.pod.deletion is None
+        and proc.run.ended is None and proc.run.name == "main"
+        and not proc.pod.busy and proc.pod.deletion is None
         and node.now - proc.start > 60 and not any(node.card(key).dark for key in proc.memory)
     ]  # fmt: skip
 
@@ -32,14 +34,19 @@ def pick(node: Node) -> Proc | None:
     return node.rng.choice(found) if found else None
 
 
-def free_card(node: Node) -> DeviceKey | None:
-    """A device of a healthy whole card."""
-    keys = [card.key for card in node.cards if not card.slices and not card.dark]
-    return node.rng.choice(keys) if keys else None
-
-
 def trouble(proc: Proc, kind: str, now: float) -> None:
     proc.trouble, proc.troubled, proc.dumping = kind, now, False
+
+
+def free(node: Node, lost: Leak) -> None:
+    """The driver lets go of leaked memory."""
+    if lost in node.leaks:
+        node.leaks.remove(lost)
+
+
+def crash_if_running(life: Life, pod: Pod, run: Run) -> None:
+    if run.ended is None:
+        life.crash(pod, run)
 
 
 # --- stuck --------------------------------------------------------------------------------------------------
@@ -63,7 +70,7 @@ def sleep(node: Node, life: Life) -> bool:
         node.after(rng.uniform(20, lasts), lambda: life.delete(pod))
     elif rng.random() < 0.5 and proc.run and proc.pod:
         pod, run = proc.pod, proc.run
-        node.after(rng.uniform(20, lasts), lambda: run.ended is None and life.crash(pod, run))
+        node.after(rng.uniform(20, lasts), lambda: crash_if_running(life, pod, run))
 
     def wake() -> None:
         if node.procs.get(proc.pid) is not proc:
@@ -209,7 +216,7 @@ def inherited(node: Node, life: Life) -> bool:
     node.bury(proc)
     lasts = node.rng.uniform(30, 2400)
     for heir in heirs:
-        node.after(lasts, lambda heir=heir: node.kill(heir) and None)  # type: ignore[misc]
+        node.after(lasts, partial(node.kill, heir))
     return True
 
 
@@ -226,7 +233,7 @@ def leak(node: Node, life: Life) -> bool:
     lost = Leak(key, size, "none", node.now)
     node.leaks.append(lost)
     node.say(f"{size // MIB} MiB leak on {key.uuid} {key.gi}")
-    node.after(node.rng.uniform(100, 2400), lambda: lost in node.leaks and node.leaks.remove(lost))
+    node.after(node.rng.uniform(100, 2400), lambda: free(node, lost))
     return True
 
 
@@ -255,7 +262,7 @@ def survivor(node: Node, life: Life) -> bool:
     proc.group_gone = deleted
     life.delete(pod, node.rng.choice(("force", "graceful")))
     others = [one for one in node.of_pod(pod) if one is not proc]
-    node.after(2.0, lambda: [node.kill(one) for one in others] and None)
+    node.after(2.0, lambda: [node.kill(one) for one in others])
     node.say(f"pid {proc.pid} survives {pod.name}{' without a group' if deleted else ''}")
 
     def end() -> None:
@@ -273,122 +280,7 @@ def stale(node: Node, life: Life) -> bool:
         return False
     proc.parent = 1
     life.crash(proc.pod, proc.run, keep=lambda one: one is proc)
-    node.after(node.rng.uniform(60, 1500), lambda: node.kill(proc) and None)
-    return True
-
-
-# --- outsiders ----------------------------------------------------------------------------------------------
-
-
-def outsider(node: Node, life: Life) -> bool:
-    """Somebody runs CUDA on the host, from a login, a service or a container of no pod; short runs are
-    innocent.
-    """
-    key = free_card(node)
-    if key is None or life.room(key) < 2 * GIB:
-        return False
-    rng = node.rng
-    unit = rng.choice(("session-7.scope", "user@1000.service", "jupyter.service", ""))
-    proc = node.spawn("python", unit=unit, container_id="" if unit else f"{rng.getrandbits(256):064x}")
-    life.use(proc, key, rng.choice((MIB, GIB)))
-    if rng.random() < 0.4:
-        life.fork(proc)
-    lasts = rng.choice((rng.uniform(5, 60), rng.uniform(300, 2400)))
-    node.say(f"pid {proc.pid} in {unit or 'a container'} uses {key.uuid} for {lasts:.0f} s")
-
-    def end() -> None:
-        for one in [one for one in node.procs.values() if one is proc or one.parent == proc.pid]:
-            node.kill(one)
-
-    node.after(lasts, end)
-    return True
-
-
-def container_cli(node: Node, life: Life) -> bool:
-    """Innocent: the runtime's helpers, one after the other, each seen once in state D with the card open."""
-    key = free_card(node)
-    if key is None:
-        return False
-
-    def one(left: int) -> None:
-        proc = node.spawn("nvidia-containe", exe="/usr/bin/nvidia-container-cli", unit="containerd.service")
-        proc.files, proc.state = (key,), "D"
-        proc.blocked = (Task(proc.pid, 3, "os_acquire_mutex"),)
-        node.after(node.rng.uniform(2, 18), lambda: node.bury(proc))
-        if left:
-            node.after(node.rng.uniform(10, 16), lambda: one(left - 1))
-
-    one(12)
-    return True
-
-
-def wrong_card(node: Node, life: Life) -> bool:
-    """A pod uses a device that it was not given: privileged and given none, or shown another one."""
-    rng = node.rng
-    keys = [c.key for c in node.cards if not c.slices and not c.dark and life.room(c.key) > 4 * GIB]
-    if not keys:
-        return False
-    key = rng.choice(keys)
-    privileged = rng.random() < 0.5
-    pod = life.place("oneoff", devices=0 if privileged else 1)
-    if pod is None:
-        return False
-    pod.privileged = privileged
-    pod.busy = True
-    if key in pod.held:
-        return True
-    pod.wanders = key
-    node.say(f"{pod.name} uses {key.uuid}{' (privileged)' if privileged else ''}")
-    node.after(rng.uniform(60, 1800), lambda: end_of(life, pod))
-    return True
-
-
-def end_of(life: Life, pod: Pod) -> None:
-    pod.busy = False
-    life.delete(pod, "graceful")
-
-
-def onlooker(node: Node, life: Life) -> bool:
-    """A pod without devices that sees them all (an image that asks for all); or one that sees none of its
-    own.
-    """
-    blind = node.rng.random() < 0.5
-    pod = life.place("oneoff", devices=1 if blind else 0)
-    if pod is None:
-        return False
-    pod.busy = True
-    if blind:
-        pod.blind = True
-    else:
-        node.after(13.0, lambda: look_around(node, life, pod))
-    node.say(f"{pod.name} sees {'nothing' if blind else 'all'}")
-    node.after(node.rng.uniform(120, 1800), lambda: end_of(life, pod))
-    return True
-
-
-def look_around(node: Node, life: Life, pod: Pod) -> None:
-    """Processes that only have a view."""
-    for run in pod.runs:
-        run.sees = tuple(card.key for card in node.cards)
-        if run.name == "main":
-            life.work(pod, run, "sleep")
-
-
-def twice(node: Node, life: Life) -> bool:
-    """The kubelet gives one device to two pods."""
-    owners = [p for p in node.pods if p.active and p.given and not p.busy and p.run and p.deletion is None]
-    owners = [p for p in owners if not node.card(p.given[0].device).replicas]
-    if not owners:
-        return False
-    first = node.rng.choice(owners)
-    pod = life.place("oneoff", devices=0)
-    if pod is None:
-        return False
-    pod.busy = True
-    pod.given = tuple(replace(g, container="main") for g in first.given[:1])
-    pod.held = (first.given[0].device,)
-    node.say(f"{pod.name} is given what {first.name} has")
-    node.after(node.rng.uniform(60, 1200), lambda: end_of(life, pod))
+    node.after(node.rng.uniform(60, 1500), lambda: node.kill(proc))
     return True
 
 

@@ -6,7 +6,7 @@ still is too: another incident explains it, or the design leaves it open.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exporter.model import DeviceKey, FindingName
 from tests.simulation.node_state import MIB, Card, Node, Pod, Proc
@@ -14,7 +14,8 @@ from tests.simulation.node_state import MIB, Card, Node, Pod, Proc
 OVERDUE = 120.0
 SLACK = 270 * MIB  # what the driver's own share and its noise may hide of a leak
 STUCK_AGE = {
-    "driver": 120.0, "other": 120.0, "kill_pending": 120.0, "exiting": 120.0, "zombie_leader": 60.0, "zombie": 60.0,
+    "driver": 120.0, "other": 120.0, "kill_pending": 120.0, "exiting": 120.0,
+    "zombie_leader": 60.0, "zombie": 60.0,
 }  # fmt: skip
 
 
@@ -31,6 +32,7 @@ class Truth:
     age: float
     why: str
     alias: int = 0  # the process of which pid is a thread
+    by_row: bool = False  # it shows in the driver's list alone
 
     @property
     def key(self) -> tuple[str, str, int | None, int, str]:
@@ -78,7 +80,8 @@ def _stuck(proc: Proc) -> Iterator[Truth]:
     if proc.troubled is not None:
         for key in proc.devices:
             age = STUCK_AGE[proc.trouble]
-            yield _of(FindingName.STUCK_PROCESS, key, proc, True, age, f"is stuck: {proc.trouble}")
+            truth = _of(FindingName.STUCK_PROCESS, key, proc, True, age, f"is stuck: {proc.trouble}")
+            yield replace(truth, by_row=proc.trouble == "zombie")
 
 
 def _orphan(node: Node, proc: Proc) -> Iterator[Truth]:
@@ -97,7 +100,9 @@ def _why_orphan(node: Node, pod: Pod, proc: Proc) -> tuple[bool, float, str]:
         return True, 0.0, f"{pod.name} is overdue"
     if proc.group_gone:
         return True, 60.0, "its control group is gone"
-    newer = any(r.name == proc.run.name and r.started > proc.run.started for r in pod.runs) if proc.run else False
+    newer = (
+        any(r.name == proc.run.name and r.started > proc.run.started for r in pod.runs) if proc.run else False
+    )
     if pod.active and newer and pod.api:
         return pod.run is not None, 60.0, f"{pod.name}: its container was replaced"
     if pod.api and pod.ended_at is not None:
@@ -153,7 +158,9 @@ def _phantoms(node: Node) -> Iterator[Truth]:
         taken = node.procs.get(record.pid)
         must = record.size != 0 and not doubtful and (taken is None or not (taken.files or taken.memory))
         why = f"pid {record.pid} is dead and listed"
-        yield Truth(FindingName.PHANTOM_PROCESS, key.uuid, key.gi, record.pid, "", must, 120.0, why, record.process)
+        yield Truth(
+            FindingName.PHANTOM_PROCESS, key.uuid, key.gi, record.pid, "", must, 120.0, why, record.process
+        )
 
 
 # --- devices ------------------------------------------------------------------------------------------------

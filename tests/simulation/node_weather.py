@@ -198,7 +198,8 @@ def repartition(node: Node, life: Life, senses: Senses) -> bool:
     for card in node.cards:
         used = any(key.uuid == card.uuid for p in node.procs.values() for key in p.memory)
         given = any(g.device.uuid == card.uuid for p in node.pods if p.active or p.listed for g in p.given)
-        leaks = any(leak.device.uuid == card.uuid for leak in (*node.leaks, *node.records))
+        leaks = any(leak.device.uuid == card.uuid for leak in node.leaks)
+        leaks = leaks or any(record.device.uuid == card.uuid for record in node.records)
         if not (used or given or leaks or card.replicas or card.dark):
             cut(node, card)
             node.say(f"{card.uuid} is cut anew")
@@ -258,9 +259,7 @@ class History:
         node = self.node
         owners = {proc.pod for proc in node.procs.values()}
         node.pods = [
-            pod
-            for pod in node.pods
-            if pod in owners or pod.gone_at is None or node.now - pod.gone_at < 600.0
+            pod for pod in node.pods if pod in owners or pod.gone_at is None or node.now - pod.gone_at < 600.0
         ]
 
     def _plan_story(self) -> None:

@@ -82,7 +82,9 @@ class Failure:
 
     def __str__(self) -> str:
         critical = " CRITICAL" if self.critical else ""
-        return f"seed {self.seed} at {self.hour:.4f} h: {self.verdict}{critical} {self.finding}: {self.detail}"
+        return (
+            f"seed {self.seed} at {self.hour:.4f} h: {self.verdict}{critical} {self.finding}: {self.detail}"
+        )
 
 
 @dataclass
@@ -166,11 +168,12 @@ class Scorer:
 
     def _is_seen(self, snapshot: Snapshot, truth: Truth) -> bool:
         """Whether this cycle can count towards telling it."""
-        if not all(self._whole[name] for name in SOURCES[truth.finding]):
+        needed = (*SOURCES[truth.finding], *(("nvml",) if truth.by_row else ()))
+        if not all(self._whole[name] for name in needed):
             return False
-        if "kubelet" in SOURCES[truth.finding] and snapshot.at < self._unsettled:
+        if "kubelet" in needed and snapshot.at < self._unsettled:
             return False
-        if truth.uuid and "nvml" in SOURCES[truth.finding] and isinstance(snapshot.nvml, Seen):
+        if truth.uuid and "nvml" in needed and isinstance(snapshot.nvml, Seen):
             return any(gpu.uuid == truth.uuid and not gpu.lost for gpu in snapshot.nvml.value.gpus)
         return True
 
@@ -216,7 +219,9 @@ class Scorer:
         ripe = any(now - spell.first >= spell.truth.age - 2 * INTERVAL for spell in recent)
         return "" if ripe else "premature"
 
-    def _blame(self, verdict: str, snapshot: Snapshot, finding: FindingName, critical: bool, text: str) -> None:
+    def _blame(
+        self, verdict: str, snapshot: Snapshot, finding: FindingName, critical: bool, text: str
+    ) -> None:
         hour = (snapshot.at - self._start) / 3600
         self.score.failures.append(Failure(self.seed, hour, verdict, finding.value, critical, text))
 
@@ -251,7 +256,9 @@ def play(job: tuple[int, float]) -> Score:
 
 def table(score: Score, names: Iterable[FindingName] = FindingName) -> str:
     """The result, one line per finding."""
-    lines = [f"{'finding':26}{'true':>7}{'false':>7}{'early':>7}{'missed':>8}{'critical':>10}{'median s':>10}{'max s':>8}"]
+    columns = (("finding", -26), ("true", 7), ("false", 7), ("early", 7), ("missed", 8), ("critical", 10))
+    head = (*columns, ("median s", 10), ("max s", 8))
+    lines = ["".join(f"{text:<{-width}}" if width < 0 else f"{text:>{width}}" for text, width in head)]
     for name in names:
         mine = [f for f in score.failures if f.finding == name.value]
         counts = [sum(f.verdict == verdict for f in mine) for verdict in ("false", "premature", "missed")]

@@ -7,6 +7,7 @@ import ast
 import multiprocessing
 import os
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def folded(seeds: list[int]) -> Score:
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         for one in pool.imap_unordered(play, [(seed, HOURS) for seed in seeds]):
             score.add(one)
-    print(table(score))
+    sys.stdout.write(table(score) + "\n")
     return score
 
 
@@ -60,7 +61,7 @@ def test_fixed_histories() -> None:
 def test_fresh_histories() -> None:
     """20 node-hours that nobody has seen before."""
     first = random.SystemRandom().randrange(10**6, 10**9)
-    print(f"first fresh seed {first}")
+    sys.stdout.write(f"first fresh seed {first}\n")
     assert grave(folded([first + number for number in range(FRESH)])) == []
 
 

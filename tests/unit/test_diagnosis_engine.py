@@ -47,7 +47,8 @@ def trainer(pid: int = 100, gpu: int = 0) -> Process:
 
 def test_a_quiet_node_is_clear_of_everything() -> None:
     found = diagnosis(build.snapshot(nvml=TWO))
-    assert found.findings == found.undetermined == ()
+    assert not found.findings
+    assert not found.undetermined
     clear = {(finding, device) for finding, device in found.clear if device is not None}
     for finding in (PHANTOM, STUCK, ORPHAN, HIDDEN, FindingName.EXTERNAL_PROCESS):
         assert {(finding, build.key(0)), (finding, build.key(1))} <= clear

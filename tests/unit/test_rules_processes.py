@@ -276,7 +276,7 @@ def test_a_process_that_was_never_on_a_gpu_is_not_ours() -> None:
 
 def test_an_ending_process_without_files_is_known_by_what_it_held() -> None:
     gone = trainer(holds=(), state="D", exiting=True)
-    hung = {"nvml": build.missed(Reason.BUSY)}
+    hung: dict[str, Any] = {"nvml": build.missed(Reason.BUSY)}
     (one,) = findings(look(0, trainer(), rows=(100,)), look(15, gone, **hung))
     assert (one.holds.kind, one.holds.subject.device, one.holds.workload) == (
         "exiting",
@@ -287,7 +287,7 @@ def test_an_ending_process_without_files_is_known_by_what_it_held() -> None:
 
 def test_an_ending_process_is_known_for_hours() -> None:
     gone = trainer(holds=(), state="D", exiting=True)
-    hung = {"nvml": build.missed(Reason.BUSY)}
+    hung: dict[str, Any] = {"nvml": build.missed(Reason.BUSY)}
     looks = [look(600 * i, gone, **hung) for i in range(1, 12)]
     assert found(look(0, trainer(), rows=(100,)), *looks) == {(STUCK, "exiting", 100)}
 
@@ -300,14 +300,14 @@ def test_a_process_that_left_the_gpu_is_stuck_elsewhere() -> None:
 
 
 def test_a_stuck_process_is_found_with_nvml_hung() -> None:
-    hung = {"nvml": build.missed(Reason.BUSY)}
+    hung: dict[str, Any] = {"nvml": build.missed(Reason.BUSY)}
     dying = trainer(state="D", kill_pending=True)
     assert found(look(0, trainer(), rows=(100,)), look(15, dying, **hung)) == {(STUCK, "kill_pending", 100)}
 
 
 def test_whether_a_zombie_is_listed_is_not_known_with_nvml_hung() -> None:
     dead = trainer(holds=(), state="Z")
-    hung = {"nvml": build.missed(Reason.BUSY)}
+    hung: dict[str, Any] = {"nvml": build.missed(Reason.BUSY)}
     looks = (look(0, trainer(), rows=(100,)), look(15, dead, rows=(100,)), look(30, dead, **hung))
     (one,) = findings(*looks)
     assert (one.holds.kind, one.undetermined) == ("zombie", "rows:busy")
