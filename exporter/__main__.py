@@ -12,19 +12,19 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from exporter import __version__, describe, logs, web_config
+from exporter.catalog import chosen
 from exporter.cycle import Cycle
 from exporter.exposition import Body, Renderer, before_first_cycle
 from exporter.gather import Gatherer, Sources
 from exporter.model import Policy, Report, Snapshot
 from exporter.scenario import Player, ScenarioError, load
-from exporter.server import App, BindError, Server
+from exporter.server import App, BindError, Limits, Server, room_for
 from exporter.settings import PROGRAM, Command, LogFormat, Output, Settings, SettingsError, help_text, parse
 from exporter.sources.host import HostSource
 from exporter.sources.kubelet import KubeletSource
@@ -57,11 +57,13 @@ def run(argv: list[str]) -> int:
             return 0
         if command is Command.DESCRIBE:
             return _describe(settings)
-        context = _tls(settings)
+        tls = _tls(settings)
         with ExitStack() as stack:
-            cycle = Cycle(*_parts(command, settings, stack), Renderer())
-            server = _server(settings, cycle, context)
+            cycle = Cycle(*_parts(command, settings, stack), _renderer(settings, tls))
+            server = _server(settings, cycle, tls)
             server.bind()
+            if tls:
+                tls.start()
             return _serve(command, settings, cycle, server)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -130,6 +132,7 @@ def policy(settings: Settings, *, simulated: bool = False) -> Policy:
         process_series=settings.collector.process_series,
         process_series_limit=settings.limits.process_series,
         telemetry=settings.collector.telemetry,
+        telemetry_extended=settings.collector.telemetry_extended,
         version=__version__,
         simulated=simulated,
     )
@@ -138,7 +141,10 @@ def policy(settings: Settings, *, simulated: bool = False) -> Policy:
 def sources(settings: Settings, closing: Callable[[Callable[[], None]], object]) -> Sources:
     """The sources of a real node. A new source is a line here."""
     nvml = NvmlSource(
-        settings.nvml.library, telemetry=settings.collector.telemetry, pause_file=settings.pause_file
+        settings.nvml.library,
+        telemetry=settings.collector.telemetry,
+        pause_file=settings.pause_file,
+        extended=settings.collector.telemetry_extended,
     )
     host = HostSource(settings.path.procfs, settings.path.sysfs)
     closing(lambda: _at_once(nvml.close, host.close))
@@ -166,13 +172,18 @@ def _at_once(*actions: Callable[[], None]) -> None:
         thread.join()
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
+def _tls(settings: Settings) -> web_config.Watch | None:
     file = settings.web.config.file
     tls = web_config.read(file) if file else None
-    return tls.context() if tls else None
+    return web_config.Watch(file, tls) if file and tls else None
 
 
-def _server(settings: Settings, cycle: Cycle, context: ssl.SSLContext | None) -> Server:
+def _renderer(settings: Settings, tls: web_config.Watch | None) -> Renderer:
+    families = chosen(settings.metrics.allow, settings.metrics.deny)
+    return Renderer(families=families, web_reload=lambda: tls.reload if tls else None)
+
+
+def _server(settings: Settings, cycle: Cycle, tls: web_config.Watch | None) -> Server:
     path = settings.web.telemetry_path
 
     def metrics(accept: str, _wants_gzip: bool) -> Body:
@@ -185,7 +196,8 @@ def _server(settings: Settings, cycle: Cycle, context: ssl.SSLContext | None) ->
 
     address = settings.web.listen_address
     app = App(path, metrics, cycle.ready, cycle.healthy, status_page)
-    return Server(app, address.host, address.port, context)
+    context = (lambda: tls.context) if tls else None
+    return Server(app, address.host, address.port, context, room_for(Limits()))
 
 
 def _serve(command: Command, settings: Settings, cycle: Cycle, server: Server) -> int:

@@ -9,7 +9,7 @@ import gzip
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,6 +18,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from exporter.catalog import FAMILIES, Family
 from exporter.model import Report
+from exporter.model.report import WebReload
 
 STALE_AFTER = 5  # intervals
 _ASKED_LATELY = 10  # cycles for which a format is prepared after a scrape asked for it
@@ -44,11 +45,19 @@ class Body:
 class Renderer:
     """Makes a `Rendered` of each cycle's report, in the formats that scrapes asked for lately.
 
-    `clock` is the one that Snapshot.monotonic was taken from.
+    `clock` is the one that Snapshot.monotonic was taken from. Only `families` are served. `web_reload` tells
+    how the server's TLS files fare, of which a cycle knows nothing.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        families: Sequence[Family] = FAMILIES,
+        web_reload: Callable[[], WebReload | None] = lambda: None,
+    ) -> None:
         self._clock = clock
+        self._families = sorted(families, key=lambda family: family.name)
+        self._web_reload = web_reload
         self._lock = threading.Lock()
         self._cycle = 0
         self._asked: dict[Format, int] = {}
@@ -58,7 +67,9 @@ class Renderer:
         with self._lock:
             self._cycle += 1
             lately = [form for form, cycle in self._asked.items() if self._cycle - cycle <= _ASKED_LATELY]
-        rendered = Rendered(report, self._clock, self._note)
+        if web_reload := self._web_reload():
+            report = replace(report, web_reload=web_reload)
+        rendered = Rendered(report, self._families, self._clock, self._note)
         for form in {Format.TEXT, *lately}:
             rendered.prepare(form)
         return rendered
@@ -71,8 +82,15 @@ class Renderer:
 class Rendered:
     """One report and its bytes. A format that nobody asked for lately is made when it is asked for."""
 
-    def __init__(self, report: Report, clock: Callable[[], float], note: Callable[[Format], None]) -> None:
+    def __init__(
+        self,
+        report: Report,
+        families: Sequence[Family],
+        clock: Callable[[], float],
+        note: Callable[[Format], None],
+    ) -> None:
         self.report = report
+        self._families = families
         self._clock = clock
         self._note = note
         self._lock = threading.Lock()
@@ -89,7 +107,7 @@ class Rendered:
         with self._lock:
             body = self._bodies.get((form, is_stale))
             if body is None:
-                families = [family for family in FAMILIES if family.about_exporter or not is_stale]
+                families = [one for one in self._families if one.about_exporter or not is_stale]
                 body = _pack(form, expose(self.report, form, families))
                 self._bodies[form, is_stale] = body
         return body

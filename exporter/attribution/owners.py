@@ -19,6 +19,7 @@ from exporter.model import (
     Cgroup,
     History,
     Known,
+    Missed,
     Owner,
     Process,
     ProcessId,
@@ -71,6 +72,8 @@ class Owners:
             return place
         if process.dying and _is_empty(cgroup):
             return Place()  # on cgroup v1 every dead task reads so, whoever's it was
+        if cgroup.container_id and not self._told_of_containers():
+            return Place(container_id=cgroup.container_id)  # some runtimes' groups name no pod
         system = infrastructure.component(cgroup, "", process.exe) is not None
         return Place(container_id=cgroup.container_id, owner=Owner.SYSTEM if system else Owner.HOST)
 
@@ -112,6 +115,11 @@ class Owners:
         current = self._names.uid(name.namespace, name.name)
         listed = (name.namespace, name.name) in self._names.listed
         return not listed or (current not in ("", name.uid))
+
+    def _told_of_containers(self) -> bool:
+        """Whether a container that no pod of the API server has is no pod's; off, nobody ever says more."""
+        pods = self._snapshot.pods
+        return pods.complete if isinstance(pods, Seen) else not isinstance(pods, Missed)
 
     def _started(self, process: Process) -> float:
         table = self._table

@@ -15,7 +15,7 @@ from exporter.catalog.family import (
     nvml,
     text,
 )
-from exporter.model import DeviceUse, Gpu, Memory, Report, Telemetry
+from exporter.model import DeviceUse, Gpu, Memory, Policy, Report, Telemetry
 
 _OWNED = (*DEVICE, *WORKLOAD)
 _MIG_MODES = {True: "enabled", False: "disabled", None: ""}
@@ -63,18 +63,26 @@ def _engine(name: str, meaning: str, read: Callable[[Telemetry], float | None]) 
     return _per_gpu(name, meaning, lambda gpu, _: read(gpu.telemetry))
 
 
-def _switched(family: Family) -> Family:
-    """The row, silent where telemetry is off."""
+def _switched(family: Family, wanted: Callable[[Policy], bool] = lambda policy: policy.telemetry) -> Family:
+    """The row, silent where its group of telemetry is off."""
 
     def samples(report: Report) -> Samples:
-        if report.policy.telemetry:
+        if wanted(report.policy):
             yield from family.samples(report)
 
     return Family(family.name, family.kind, family.help, family.labels, family.stability, samples)
 
 
+def _extended(family: Family) -> Family:
+    return _switched(family, lambda policy: policy.telemetry_extended)
+
+
 def _named(
-    name: str, meaning: str, label: str, read: Callable[[Telemetry], tuple[tuple[str, float], ...]]
+    name: str,
+    meaning: str,
+    label: str,
+    read: Callable[[Telemetry], tuple[tuple[str, float], ...]],
+    kind: Kind = "gauge",
 ) -> Family:
     """A row with several named numbers for each GPU that answers."""
 
@@ -84,7 +92,7 @@ def _named(
             for which, number in read(gpu.telemetry):
                 yield (*devices.gpu(gpu.uuid, gpu.index), which, *devices.owner(gpu.uuid)), number
 
-    return Family(name, "gauge", meaning, (*DEVICE, label, *WORKLOAD), "stable", samples)
+    return Family(name, kind, meaning, (*DEVICE, label, *WORKLOAD), "stable", samples)
 
 
 FAMILIES = (
@@ -185,6 +193,48 @@ FAMILIES = (
             "Current frequency of a clock of the GPU.",
             "clock",
             lambda telemetry: telemetry.clocks,
+        )
+    ),
+    *(
+        _extended(family)
+        for family in (
+            _named(
+                "gpu_ecc_errors_total",
+                "Memory errors, by whether they could be corrected, since the driver was loaded.",
+                "error",
+                lambda telemetry: telemetry.ecc_errors,
+                kind="counter",
+            ),
+            _named(
+                "gpu_ecc_lifetime_errors_total",
+                "Memory errors, by whether they could be corrected, over the life of the board.",
+                "error",
+                lambda telemetry: telemetry.ecc_lifetime_errors,
+                kind="counter",
+            ),
+            _named(
+                "gpu_remapped_rows_total",
+                "Rows of memory that were remapped over the life of the board, by the errors that led to it.",
+                "error",
+                lambda telemetry: telemetry.remapped_rows,
+                kind="counter",
+            ),
+            _engine(
+                "gpu_row_remap_pending",
+                "1 if rows are to be remapped when the GPU is next reset, else 0.",
+                lambda telemetry: telemetry.row_remap_pending,
+            ),
+            _engine(
+                "gpu_row_remap_failure",
+                "1 if rows could not be remapped, else 0: such a board is to be replaced.",
+                lambda telemetry: telemetry.row_remap_failure,
+            ),
+            _named(
+                "gpu_clock_event",
+                "1 while this is a reason for which the clocks are lower than they could be, else 0.",
+                "reason",
+                lambda telemetry: telemetry.clock_events,
+            ),
         )
     ),
 )

@@ -19,6 +19,7 @@ from exporter.model import (
     Unrecognised,
     value,
 )
+from exporter.model.report import WebReload
 
 _CALL = ("call", *DEVICE)
 
@@ -137,6 +138,14 @@ def _scan(read: Callable[[ProcessTable], int]) -> Callable[[Report], Iterator[Sa
         table = value(report.snapshot.processes)
         if table is not None:
             yield (), read(table)
+
+    return samples
+
+
+def _web_reload(read: Callable[[WebReload], float]) -> Callable[[Report], Iterator[Sample]]:
+    def samples(report: Report) -> Samples:
+        if report.web_reload is not None:
+            yield (), read(report.web_reload)
 
     return samples
 
@@ -263,6 +272,23 @@ FAMILIES = (
         (),
         "stable",
         _scan(lambda table: table.truncated),
+    ),
+    Family(
+        "web_config_reload_success",
+        "gauge",
+        "1 if the TLS files of the web configuration are in use as they are now, 0 if they were replaced by "
+        "some that cannot be: then those before are. Absent without TLS.",
+        (),
+        "stable",
+        _web_reload(lambda reload: flag(reload.succeeded)),
+    ),
+    Family(
+        "web_config_reload_success_timestamp_seconds",
+        "gauge",
+        "When the TLS files in use were read. Absent without TLS.",
+        (),
+        "stable",
+        _web_reload(lambda reload: reload.at),
     ),
     _own(
         "history_forgotten_total",

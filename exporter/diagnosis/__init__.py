@@ -45,7 +45,7 @@ def diagnose(
 ) -> Diagnosis:
     """Judge a cycle. `previous` are the findings of the cycle before, pending ones among them."""
     facts = Facts(policy, before, snapshot, attribution)
-    rulings = [ruling for rule in RULES for ruling in _judged(rule, facts)]
+    rulings = [ruling for rule in RULES for ruling in _judged(rule, facts, previous)]
     findings = settle(RULES, policy, previous, facts, rulings)
     return Diagnosis(
         findings=findings,
@@ -55,12 +55,15 @@ def diagnose(
     )
 
 
-def _judged(rule: Rule, facts: Facts) -> Iterator[Ruling]:
+def _judged(rule: Rule, facts: Facts, previous: Iterable[Finding]) -> Iterator[Ruling]:
     """The rule's rulings, less those that its kinds lack the evidence for, and those lacks."""
     lacking: set[Ruling] = set()
+    scope = set(_scope(rule, facts))
+    before = {one.holds.subject.device for one in previous if one.holds.subject.finding is rule.finding}
     for kind in rule.kinds:
-        for device in _scope(rule, facts):
-            if lack := _lack(kind, facts, device):
+        for device in scope | before:
+            # A GPU that is no longer known has taken its rows along: only what else is missing leaves a doubt.
+            if lack := _lack(kind, facts, device if device in scope else None):
                 lacking.add(_unjudged(rule, kind, device, lack))
     for ruling in rule.check(facts):
         device = ruling.subject.device if isinstance(ruling, Holds) else ruling.device

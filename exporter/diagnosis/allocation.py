@@ -330,7 +330,7 @@ def idle(facts: Facts) -> Iterator[Ruling]:
     for device in facts.devices:
         pods: dict[tuple[str, str], list[Grant]] = {}
         for grant in facts.grants_on(device):
-            if grant.current and not standing.reserves(facts, grant):
+            if not standing.reserves(facts, grant):
                 pods.setdefault(_pod(grant), []).append(grant)
         for grants in pods.values():
             yield from _idle(facts, device, grants)
@@ -342,6 +342,9 @@ def _idle(facts: Facts, device: DeviceKey, grants: list[Grant]) -> Iterator[Ruli
     if stands in (Standing.ENDING, Standing.OVER) or _works(facts, device, first):
         return
     pod = "/".join(_pod(first))  # the kubelet's name for it: its UID is not always known
+    if not any(one.current for one in grants):
+        yield Undetermined(IDLE, "no_client", device, "kubelet_restarted", pod)
+        return
     if doubt := _may_work(facts, device, first, stands):
         yield Undetermined(IDLE, "no_client", device, doubt, pod)
         return

@@ -195,6 +195,9 @@ def _stale(facts: Facts) -> Iterator[Ruling]:
         if table is None:
             yield _unknown("allocation_stale", "scan:missed", pod)
             continue
+        if facts.attribution.unnamed_pods and not any(grant.pod_uid for grant in grants):
+            yield _unknown("allocation_stale", "pod_unnamed", pod)  # one of those that live may be it
+            continue
         ids = ", ".join(sorted({grant.allocation.device_id for grant in grants}))
         state = "has ended" if _is_over(facts, grants[0]) else "is not known to the API server"
         yield _holds("allocation_stale", pod, (f"the kubelet lists {ids} for {pod}, which {state}",), grants)
@@ -281,3 +284,5 @@ def _doubles(facts: Facts, offers: Offers) -> Iterator[Ruling]:
     elif doubles := offers.doubles():
         text = f"the kubelet has ids of {', '.join(doubles)} whole and of MIG devices in it"
         yield _holds("mig_double_advertised", "offered twice", (text,))
+    elif lack := facts.lack(Evidence.INVENTORY, None):  # it says which GPU a MIG device is a part of
+        yield _unknown("mig_double_advertised", f"{lack.evidence}:{lack.reason}")

@@ -19,6 +19,7 @@ from exporter.model import (
     ContainerView,
     Grant,
     LiveContainer,
+    Owner,
     Pod,
     Process,
     Workload,
@@ -42,6 +43,7 @@ class Container:
     listed: tuple[str, ...] | None
     client: bool
     infrastructure: bool
+    left_behind: bool  # by a pod that is gone
 
     @property
     def privileged(self) -> bool | None:
@@ -69,6 +71,7 @@ class Containers:
             for container_id, container in pod.containers
         }
         self._clients = set()
+        self._orphaned = {use.container_id for use in facts.attribution.uses if use.owner is Owner.ORPHAN}
         for use in facts.attribution.uses:
             if use.container_id and use.workload.container:
                 self._named[use.container_id] = use.workload
@@ -118,7 +121,14 @@ class Containers:
             listed=self._listed.get((workload.namespace, workload.pod)),
             client=view.container_id in self._clients,
             infrastructure=self._is_infrastructure(view, workload.namespace),
+            left_behind=self._is_left_behind(view, workload),
         )
+
+    def _is_left_behind(self, view: ContainerView, workload: Workload) -> bool:
+        """Whether its pod is gone: another one has its name, or no API server and no kubelet knows it."""
+        successor = self.pod(workload)
+        replaced = successor is not None and view.pod_uid not in (successor.uid, successor.cgroup_uid)
+        return replaced or view.container_id in self._orphaned
 
     def _given(self, view: ContainerView, workload: Workload) -> tuple[Grant, ...]:
         grants = self._facts.attribution.grants

@@ -123,6 +123,10 @@ class Facts:
         """The (parent) GPU as NVML saw it in this cycle."""
         return self.gpus.get(device.uuid)
 
+    def is_absent(self, device: DeviceKey | None) -> bool:
+        """Whether NVML does not name its GPU."""
+        return device is not None and device.uuid not in self.gpus
+
     def is_parent(self, device: DeviceKey) -> bool:
         """Whether it is a GPU that is cut into MIG devices, or ready to be."""
         gpu = self.gpu(device)

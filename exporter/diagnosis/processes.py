@@ -30,6 +30,7 @@ from exporter.model import (
     value,
 )
 
+INIT = 1  # its files may be kept from everybody, and it is no client
 OVERDUE = 120.0  # seconds after deletionTimestamp, which already includes the grace period
 # Wait channels (kernel functions) of the NVIDIA driver and of the locks that its calls sleep in
 # (kernel-open/). Not "nv" alone: nvme_ is storage.
@@ -83,6 +84,10 @@ def _phantom(facts: Facts, use: Use) -> Ruling:
         # A fork does not copy the mapping of nvidia-uvm: this one made its own context, and older drivers
         # list a thread of it that has ended.
         return Undetermined(FindingName.PHANTOM_PROCESS, "held", use.device, "thread_id", subject.who)
+    if not holders and (unread := _unread_kin(facts, use)):
+        return Undetermined(
+            FindingName.PHANTOM_PROCESS, "unheld", use.device, f"unread:{unread}", subject.who
+        )
     evidence = [f"NVML lists pid {use.pid} on {use.device.uuid}; /proc/{use.pid} does not exist"]
     evidence += [f"pid {holder.id.pid} ({holder.comm}) still has its files open" for holder in holders]
     return Holds(
@@ -96,6 +101,20 @@ def _phantom(facts: Facts, use: Use) -> Ruling:
         memory=use.memory,
         processes=tuple(holder.id for holder in holders),
     )
+
+
+def _unread_kin(facts: Facts, use: Use) -> str:
+    """What could not be read of a process that may hold the files of a dead one's pod; "" if there is none."""
+    parts = [
+        part
+        for process in facts.processes.values()
+        if process.unread
+        and process.id.pid != INIT
+        and use.pod_uid in ("", process.cgroup.pod_uid)
+        and _listed(facts, process) is None
+        for part in process.unread
+    ]
+    return min(parts, default="")
 
 
 def _maps_uvm(process: Process) -> bool:
@@ -157,7 +176,8 @@ def _stuck_kind(facts: Facts, process: Process) -> tuple[str, str] | None:
     ]
     if not stopped:
         return None
-    task = stopped[0]
+    # Others may only wait for the one that sleeps in the driver.
+    task = min(stopped, key=lambda one: (not one.wchan.startswith(DRIVER_CHANNELS), one.tid))
     driver = task.wchan.startswith(DRIVER_CHANNELS)
     kind = "uninterruptible_driver" if driver else "uninterruptible_other"
     return (
@@ -166,11 +186,15 @@ def _stuck_kind(facts: Facts, process: Process) -> tuple[str, str] | None:
     )
 
 
-def _stuck_on(facts: Facts, process: Process, kind: str, seen: str) -> Iterator[Holds]:
+def _stuck_on(facts: Facts, process: Process, kind: str, seen: str) -> Iterator[Ruling]:
     uses = {use.device: use for use in facts.uses_of(process.id)}
     known = facts.known.get(process.id)
     # One that can be looked at and holds nothing has left the device: then it is stuck elsewhere.
     remembered = known.devices if known and (process.dying or process.unread) else ()
+    for device in known.devices if known else ():
+        if device not in {*uses, *remembered} and (lack := facts.lack(Evidence.ROWS, device)):
+            why = f"{lack.evidence}:{lack.reason}"  # a row may be what ties it to the device
+            yield Undetermined(FindingName.STUCK_PROCESS, kind, device, why, _who(process))
     for device in sorted({*uses, *remembered}, key=lambda key: key.order):
         use = uses.get(device)
         yield Holds(
@@ -277,7 +301,7 @@ def _in_place(use: Use, pod: Pod) -> ContainerStatus | None:
 def external(facts: Facts) -> Iterator[Ruling]:
     """Clients outside Kubernetes that are no known infrastructure."""
     for use, process in _clients(facts):
-        if use.owner is Owner.UNKNOWN and not process.dying:
+        if use.owner is Owner.UNKNOWN and (use.container_id or not process.dying):
             yield Undetermined(
                 FindingName.EXTERNAL_PROCESS, "unknown", use.device, "owner_unknown", _who(process)
             )

@@ -13,13 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from exporter.diagnosis.facts import Facts
-from exporter.diagnosis.rule import Kind, Rule
+from exporter.diagnosis.rule import Evidence, Kind, Rule
 from exporter.model import Finding, FindingName, Holds, Policy, Ruling, Seen, Subject, Undetermined
 
 HOLD = 900.0  # seconds for which a finding that nobody can judge stays
 
-# Findings about processes that count because of the files that they hold, where they have no row.
+# Findings about processes that count because of the row that they have, or of the files that they hold.
 OF_CLIENTS = (FindingName.ORPHAN_PROCESS, FindingName.EXTERNAL_PROCESS, FindingName.HIDDEN_HOLDER)
+
+# Findings that name processes, but outlive them: memory stays where its last holder has gone.
+OUTLIVES = (FindingName.PHANTOM_PROCESS, FindingName.ORPHANED_MEMORY)
 
 # Which findings are the cause of which, the first that fits is named. They must be about the same process, or
 # where a finding is about none, about the same pod on the same device.
@@ -122,19 +125,27 @@ def _kept(finding: Finding, doubts: Iterable[Undetermined], facts: Facts) -> Fin
     doubt = next((doubt.reason for doubt in doubts if _about(doubt, finding)), _unread(finding, facts))
     if doubt is None or facts.snapshot.monotonic - finding.held_monotonic > HOLD:
         return None
-    gone = isinstance(facts.snapshot.processes, Seen) and finding.holds.processes
-    if gone and not any(process in facts.processes for process in finding.holds.processes):
+    looked = isinstance(facts.snapshot.processes, Seen) and finding.holds.subject.finding not in OUTLIVES
+    mine = finding.holds.processes
+    if looked and mine and not any(process in facts.processes for process in mine):
         return None  # nobody is left that it could be about
     return replace(finding, undetermined=doubt)
 
 
 def _unread(finding: Finding, facts: Facts) -> str | None:
-    """Why a client that is no longer seen to be one may be one still: its files could not be read."""
-    if finding.holds.subject.finding not in OF_CLIENTS:
+    """Why a client that is no longer seen to be one may be one still: its files could not be read, or the
+    list in which it may have a row. A GPU that the driver no longer has is gone, and its clients with it.
+    """
+    subject = finding.holds.subject
+    if subject.finding not in OF_CLIENTS:
         return None
     mine = [facts.processes[one] for one in finding.holds.processes if one in facts.processes]
     unread = sorted({part for process in mine for part in process.unread})
-    return f"unread:{unread[0]}" if unread else None
+    if unread:
+        return f"unread:{unread[0]}"
+    lack = facts.lack(Evidence.ROWS, subject.device)
+    gone = facts.lack(Evidence.INVENTORY, None) is None and facts.is_absent(subject.device)
+    return f"{lack.evidence}:{lack.reason}" if lack and not (lack.off or gone) else None
 
 
 def _about(doubt: Undetermined, finding: Finding) -> bool:

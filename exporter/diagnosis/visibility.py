@@ -101,8 +101,8 @@ def exposed(facts: Facts) -> Iterator[Ruling]:
     views, files, containers = value(facts.snapshot.container_dev), _Files(facts), Containers(facts)
     for view in views.views if views else ():
         container = containers.of(view)
-        if container.infrastructure or _is_sandboxed(container.runtime_class):
-            continue
+        if container.infrastructure or container.left_behind or _is_sandboxed(container.runtime_class):
+            continue  # what a pod left behind is the orphan rule's: what its successor was given says nothing
         if view.unseen:
             yield from _doubts((None,), container, "dev_unseen")
             continue

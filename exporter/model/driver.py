@@ -70,6 +70,13 @@ class Telemetry:
     power_limit: float | None = None  # watts, as enforced
     energy: float | None = None  # joules since the driver was loaded
     clocks: tuple[tuple[str, float], ...] = ()  # (graphics, sm, memory, video), hertz
+    # The extended group.
+    ecc_errors: tuple[tuple[str, float], ...] = ()  # (corrected, uncorrected) since the driver was loaded
+    ecc_lifetime_errors: tuple[tuple[str, float], ...] = ()  # the same over the life of the board
+    remapped_rows: tuple[tuple[str, float], ...] = ()  # by the kind of error that made them be remapped
+    row_remap_pending: bool | None = None  # a reset of the GPU will remap rows
+    row_remap_failure: bool | None = None
+    clock_events: tuple[tuple[str, bool], ...] = ()  # reasons for which clocks may be held down: do they hold
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,17 @@ class Policy:
     process_series: bool = True
     process_series_limit: int = 512
     telemetry: bool = True
+    telemetry_extended: bool = False
     version: str = ""
     simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WebReload:
+    """What became of the TLS files of the web configuration when they were last replaced."""
+
+    succeeded: bool
+    at: float  # when those in use were taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +53,4 @@ class Report:
     history: History
     diagnosis: Diagnosis = NOTHING_FOUND
     took: float | None = None  # seconds that gathering and judging took, once that is known
+    web_reload: WebReload | None = None  # where the metrics are served on TLS

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from exporter.catalog import ALWAYS
 from exporter.settings import values
 from exporter.settings.values import KUBELET_ROOTS, ListenAddress
 
@@ -53,6 +54,9 @@ _Count = Annotated[int, BeforeValidator(values.count), Metavar("COUNT")]
 _Size = Annotated[int, BeforeValidator(values.size), Metavar("SIZE")]
 _Share = Annotated[float, BeforeValidator(values.share), Metavar("SHARE")]
 _OptionalCount = Annotated[int | None, BeforeValidator(values.optional_count), Metavar("COUNT")]
+
+
+_ALWAYS = ", ".join(sorted(ALWAYS))
 
 
 class _Group(BaseModel):
@@ -130,7 +134,24 @@ class CollectorSettings(_Group):
         True,
         description="Export temperature, power, clocks and utilisation. Turn off where DCGM exports them.",
     )
+    telemetry_extended: _Switch = Field(
+        False, description="Export ECC errors, remapped rows and the reasons for low clocks."
+    )
     process_series: _Switch = Field(True, description="Export a series for each process on a GPU.")
+
+
+class MetricsSettings(_Group):
+    """`--metrics.*`."""
+
+    allow: Annotated[tuple[str, ...], BeforeValidator(values.families), Metavar("GLOB,...")] = Field(
+        (),
+        description="Metrics to serve, full names or globs apart by commas; unset: all. Always served: "
+        f"{_ALWAYS}.",
+    )
+    deny: Annotated[tuple[str, ...], BeforeValidator(values.denied_families), Metavar("GLOB,...")] = Field(
+        (),
+        description="Metrics not to serve, even if allowed. Alerts and dashboards on them stay silent.",
+    )
 
 
 class LimitsSettings(_Group):
@@ -208,6 +229,7 @@ class Settings(BaseSettings):
     nvml: NvmlSettings = NvmlSettings()
     path: PathSettings = PathSettings()
     collector: CollectorSettings = CollectorSettings()
+    metrics: MetricsSettings = MetricsSettings()
     limits: LimitsSettings = LimitsSettings()
     rules: RulesSettings = RulesSettings()
     pause_file: _OptionalPath = Field(

@@ -107,7 +107,7 @@ def _default_text(setting: Setting) -> str:
             return format_duration(seconds)
         case int(size) if setting.metavar == "SIZE":
             return format_size(size)
-        case None:
+        case None | ():
             return ""
         case value:
             return "" if setting.key == "node-name" else str(value)

@@ -5,11 +5,14 @@ on from the quoted value and ends in the remedy: "is under the least interval of
 Anything that is not text is returned as it is, so that `Settings(interval=5.0)` works in code.
 """
 
+import difflib
 import re
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
+
+from exporter.catalog import ALWAYS, FAMILIES, PREFIX, matching
 
 RESERVED_PATHS = ("/", "/-/healthy", "/healthz", "/-/ready", "/readyz")
 
@@ -214,6 +217,30 @@ def readable_file(value: object) -> object:
 def optional_text(value: object) -> object:
     """Any text; empty is unset."""
     return None if value == "" else value
+
+
+def families(value: object) -> object:
+    """Globs of full metric names, apart by commas; each must match one. Empty is none."""
+    if not isinstance(value, str):
+        return value
+    patterns = tuple(part for part in map(str.strip, value.split(",")) if part)
+    for pattern in patterns:
+        if not matching(pattern):
+            names = [family.full_name for family in FAMILIES]
+            prefixed = PREFIX + pattern
+            near = [prefixed] if matching(prefixed) else difflib.get_close_matches(pattern, names, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "give full names or globs such as kubegpu_gpu_*"
+            raise ValueError(f"has {pattern!r}, which matches no metric; {remedy}")
+    return patterns
+
+
+def denied_families(value: object) -> object:
+    """Such globs, each of which must match a metric that can be left out."""
+    patterns = families(value)
+    for pattern in patterns if isinstance(value, str) and isinstance(patterns, tuple) else ():
+        if matching(pattern) <= ALWAYS:
+            raise ValueError(f"has {pattern!r}, which matches only what is always served; leave it out")
+    return patterns
 
 
 def node_name(value: object) -> object:

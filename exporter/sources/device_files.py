@@ -9,8 +9,10 @@ system for news: on a dead FUSE or NFS mount stat and fstat hang in the kernel, 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +54,8 @@ class _Statx(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
+_statx = _libc.statx
+_statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
 _buffer = _Statx()  # the child that uses this has one thread
 _address = ctypes.addressof(_buffer)
 
@@ -69,11 +72,62 @@ class FileNumber:
 def file_number(directory: int, name: str, *, follow: bool) -> FileNumber:
     """Ask the kernel what `name` below an open directory is. Raises OSError; never waits."""
     flags = AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT | (0 if follow else AT_SYMLINK_NOFOLLOW)
-    if _libc.statx(directory, os.fsencode(name), flags, _STATX_TYPE | _STATX_INO, _address) != 0:
+    if _statx(directory, os.fsencode(name), flags, _STATX_TYPE | _STATX_INO, _address) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), name)
     character = (_buffer.rdev_major, _buffer.rdev_minor) if _buffer.mode & _S_IFMT == _S_IFCHR else None
     return FileNumber(character, (_buffer.dev_major, _buffer.dev_minor), _buffer.ino)
+
+
+def character(directory: int, name: str) -> tuple[int, int] | None:
+    """The device number of `name` below an open directory, None if it is no character device.
+
+    The same question as `file_number` with `follow`, for the many that are none. Raises OSError; never waits.
+    """
+    if _statx(directory, name.encode(), AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT, _STATX_TYPE, _address) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), name)
+    return (_buffer.rdev_major, _buffer.rdev_minor) if _buffer.mode & _S_IFMT == _S_IFCHR else None
+
+
+# Texts that nearly every process has, and that a device file is looked for only in a thorough look.
+_COMMON = ("/dev/null", "/dev/pts/", "/dev/urandom", "/dev/shm/")  # noqa: S108 (a text to compare with)
+_TOO_LONG = "/dev/"  # stands for a text that was: the kernel is asked what the file is
+_GONE = (errno.ESRCH, errno.ENOENT, errno.ENOTDIR)
+
+
+def suspects(table: int, names: list[str], unread: Callable[[], object]) -> list[str]:
+    """Those links of an open directory whose text speaks of a device, or is longer than a page.
+
+    How long a text is, and all that is in it, was chosen by whoever opened the file: it only saves questions.
+    `unread` is called for each that cannot be read.
+    """
+    readlink = os.readlink  # this loop is most of what a scan costs
+    try:
+        texts = [readlink(name, dir_fd=table) for name in names]
+    except OSError:
+        texts = [_text(table, name, unread) for name in names]
+    together = "\n".join(texts)
+    if "/dev/" not in together and "nvidia" not in together:
+        return []
+    return [name for name, text in zip(names, texts, strict=True) if _speaks_of_device(text)]
+
+
+def _text(table: int, name: str, unread: Callable[[], object]) -> str:
+    try:
+        return os.readlink(name, dir_fd=table)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return _TOO_LONG
+        if error.errno not in _GONE:
+            unread()
+        return ""
+
+
+def _speaks_of_device(text: str) -> bool:
+    return text[:1] == "/" and (
+        "nvidia" in text or (text.startswith("/dev/") and not text.startswith(_COMMON))
+    )
 
 
 # --- the driver's majors ------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ and while a call is in flight what has come so far and where it stands. Never: t
 parent, two children at once, or a GPU that failed read as one that is idle.
 
 The parent half is `NvmlSource`. The child half is `main`, run as `python -I -m exporter.sources.nvml
-[--library PATH] [--telemetry on|off]`: NVML is started once in its life, and again only when the driver went
-away under it.
+[--library PATH] [--telemetry on|off] [--telemetry-extended on|off]`: NVML is started once in its life, and
+again only when the driver went away under it.
 """
 
 from __future__ import annotations
@@ -83,9 +83,13 @@ class NvmlSource:
         pause_file: Path | None,
         first_seconds: float = 120.0,
         seconds: float = 60.0,
+        extended: bool = False,
     ) -> None:
-        chosen = ("--library", library) if library else ()
-        self._child = Child("exporter.sources.nvml", (*chosen, "--telemetry", "on" if telemetry else "off"))
+        chosen = ["--library", library] if library else []
+        groups = {"--telemetry": telemetry, "--telemetry-extended": extended}
+        for group, wanted in groups.items():
+            chosen += [group, "on" if wanted else "off"]
+        self._child = Child("exporter.sources.nvml", chosen)
         self._pause_file = pause_file
         self._first_seconds = first_seconds
         self._seconds = seconds
@@ -196,9 +200,10 @@ def _inventory(gpu: Gpu) -> Gpu:
 class _Reader:
     """Reads all GPUs, again and again, and remembers what they are."""
 
-    def __init__(self, calls: Calls, *, sensors: bool) -> None:
+    def __init__(self, calls: Calls, *, sensors: bool, extended: bool = False) -> None:
         self._calls = calls
         self._sensors = sensors
+        self._extended = extended
         self._remembered: dict[int, Gpu] = {}  # by index: as last seen, without what changes
         self._fixed: dict[str, Gpu] = {}  # by UUID: what cannot change while NVML runs
 
@@ -341,7 +346,7 @@ class _Reader:
             rows=rows,
             rows_problem=problem,
             usage=usage,
-            telemetry=fields.telemetry(calls, handle, sensors=self._sensors),
+            telemetry=fields.telemetry(calls, handle, sensors=self._sensors, extended=self._extended),
         )
 
 
@@ -356,7 +361,11 @@ def main(arguments: Sequence[str]) -> None:
     import pynvml  # noqa: PLC0415 # only the child may load it
 
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    reader = _Reader(Calls(pynvml, options.get("--library")), sensors=options.get("--telemetry") != "off")
+    reader = _Reader(
+        Calls(pynvml, options.get("--library")),
+        sensors=options.get("--telemetry") != "off",
+        extended=options.get("--telemetry-extended") == "on",
+    )
     serve({"read": reader.read}, reader.close)
 
 

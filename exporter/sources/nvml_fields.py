@@ -31,6 +31,21 @@ GARBAGE = "garbage"
 PID_MOST = 2**22  # PID_MAX_LIMIT, include/linux/threads.h
 THRESHOLDS = (("shutdown", 0), ("slowdown", 1), ("mem_max", 2), ("gpu_max", 3))  # nvmlTemperatureThresholds_t
 CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2), ("video", 3))  # nvmlClockType_t
+ERRORS = (("corrected", 0), ("uncorrected", 1))  # nvmlMemoryErrorType_t
+VOLATILE, AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, over the life of the board
+EVENTS = (  # nvmlClocksEventReasons
+    ("gpu_idle", 0x1),
+    ("applications_clocks_setting", 0x2),
+    ("sw_power_cap", 0x4),
+    ("hw_slowdown", 0x8),
+    ("sync_boost", 0x10),
+    ("sw_thermal_slowdown", 0x20),
+    ("hw_thermal_slowdown", 0x40),
+    ("hw_power_brake_slowdown", 0x80),
+    ("display_clock_setting", 0x100),
+    ("board_limit", 0x200),
+    ("reliability", 0x400),
+)
 LOOK_BACK = 1_000_000  # microseconds
 _MIG_NAME = re.compile(r"\bMIG (\d\S*)")
 
@@ -229,8 +244,8 @@ def usage(
     return tuple(share for share in shares if share != ProcessUsage(share.pid, None, None, None, None))
 
 
-def telemetry(calls: Calls, handle: Any, *, sensors: bool) -> Telemetry:
-    """What the engine counters say, and the sensors if wanted. A call that fails costs only its own field."""
+def telemetry(calls: Calls, handle: Any, *, sensors: bool, extended: bool) -> Telemetry:
+    """What the engine counters say, and the groups that are wanted. A failed call costs only its field."""
     rates = calls.ask("nvmlDeviceGetUtilizationRates", handle)
     codecs = [calls.ask(f"nvmlDeviceGet{engine}Utilization", handle) for engine in ("Encoder", "Decoder")]
     encoder, decoder = (ratio(pair[0]) if pair else None for pair in codecs)
@@ -240,6 +255,7 @@ def telemetry(calls: Calls, handle: Any, *, sensors: bool) -> Telemetry:
         encoder=encoder,
         decoder=decoder,
         **(_sensors(calls, handle) if sensors else {}),
+        **(_wear(calls, handle) if extended else {}),
     )
 
 
@@ -262,3 +278,40 @@ def _each(
 ) -> tuple[tuple[str, float], ...]:
     read = ((name, calls.number(call, handle, kind)) for name, kind in kinds)
     return tuple((name, value * unit) for name, value in read if value is not None)
+
+
+def _wear(calls: Calls, handle: Any) -> Mapping[str, Any]:
+    """The extended group: errors of the memory, and what holds the clocks down."""
+    rows = calls.ask("nvmlDeviceGetRemappedRows", handle)
+    corrected, uncorrected, pending, failure = map(known, rows) if rows else (None, None, None, None)
+    by_error = (("corrected", corrected), ("uncorrected", uncorrected))
+    return {
+        "ecc_errors": _ecc(calls, handle, VOLATILE),
+        "ecc_lifetime_errors": _ecc(calls, handle, AGGREGATE),
+        "remapped_rows": tuple((name, float(count)) for name, count in by_error if count is not None),
+        "row_remap_pending": None if pending is None else pending != 0,
+        "row_remap_failure": None if failure is None else failure != 0,
+        "clock_events": _clock_events(calls, handle),
+    }
+
+
+def _ecc(calls: Calls, handle: Any, counter: int) -> tuple[tuple[str, float], ...]:
+    read = (
+        (name, calls.number("nvmlDeviceGetTotalEccErrors", handle, kind, counter)) for name, kind in ERRORS
+    )
+    return tuple((name, float(count)) for name, count in read if count is not None)
+
+
+def _clock_events(calls: Calls, handle: Any) -> tuple[tuple[str, bool], ...]:
+    """Each reason that the GPU knows, and whether it holds now."""
+    now = _reasons(calls, handle, "Current")
+    able = _reasons(calls, handle, "Supported")
+    if now is None:
+        return ()
+    return tuple((name, bool(now & bit)) for name, bit in EVENTS if able is None or able & bit)
+
+
+def _reasons(calls: Calls, handle: Any, which: str) -> int | None:
+    """A mask of reasons; drivers before R535 call them throttle reasons."""
+    mask = calls.number(f"nvmlDeviceGet{which}ClocksEventReasons", handle)
+    return calls.number(f"nvmlDeviceGet{which}ClocksThrottleReasons", handle) if mask is None else mask

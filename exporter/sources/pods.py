@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from exporter.infrastructure import STACK_KEYS
 from exporter.model import ContainerKind, ContainerStatus, Pod, Pods, Reason, SourceError
 from exporter.sources.polling import LEAST, PERIOD, Getter, NotFoundError, Poll, gpu_quantities
 from exporter.text import NAME_LIMIT, printable
@@ -53,7 +54,7 @@ ANNOTATIONS = re.compile(
     r"|gpu-fraction|gpu-memory$|run\.ai/reserve_for_gpu_index$"
 )
 # Labels that name a component of the GPU stack, or the GPU group of a KAI reservation.
-LABELS = ("app", "app.kubernetes.io/component", "app.kubernetes.io/name", "name", "runai-gpu-group")
+LABELS = (*STACK_KEYS, "runai-gpu-group")
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError)  # what parse raises at a pod that is none
 MIRROR = "kubernetes.io/config.mirror"
 STATIC_UID = "kubernetes.io/config.hash"

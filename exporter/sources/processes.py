@@ -34,8 +34,8 @@ from exporter.model import (
     SourceError,
     Task,
 )
-from exporter.sources.device_files import Majors, capabilities, file_number
-from exporter.sources.procfs import GONE, O_PATH_FLAG, ProcessDirectory, Stat, link_text
+from exporter.sources.device_files import Majors, capabilities, character, file_number, suspects
+from exporter.sources.procfs import GONE, ProcessDirectory, Stat, path_only, sleeps_in
 from exporter.text import COMM_LIMIT, printable
 
 SWEEP = 20  # scans in which every process is looked at thoroughly once
@@ -44,8 +44,6 @@ DESCRIPTOR_LIMIT = 65_536  # of one process, in one scan
 TASK_LIMIT = 8_192  # of one process
 ANCESTOR_LIMIT = 32
 HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
-# Texts that nearly every process has, and that a device file is looked for only in a thorough look.
-_COMMON = ("/dev/null", "/dev/pts/", "/dev/urandom", "/dev/shm/")  # noqa: S108 (a text to compare with)
 INIT = 1
 
 
@@ -78,6 +76,9 @@ class Scanner:
         self._blocked: set[int] = set()
         self._tasks_read: dict[int, float] = {}
         self._inodes: dict[tuple[tuple[int, int], int], DeviceNode] = {}
+        # What cgroup texts mean, of this scan and the one before: a container's processes have one text.
+        self._places: dict[bytes, Cgroup] = {}
+        self._known_places: dict[bytes, Cgroup] = {}
         self._majors = Majors("")
 
     def scan(self, numbers: Collection[int], watched: Collection[int] = ()) -> ProcessTable:
@@ -90,6 +91,7 @@ class Scanner:
         self._majors = Majors(self._text("devices"))
         self._inodes.clear()
         named, missing = self._resolve(numbers)
+        self._known_places, self._places = self._places, {}
         sights = {pid: sight for pid in pids if (sight := self._walk(pid, pid in named)) is not None}
         self._refuse_if_blindfolded(sights)
         holders = {pid for pid, sight in sights.items() if sight.descriptors or sight.mappings}
@@ -179,7 +181,7 @@ class Scanner:
     def _walk(self, pid: int, named: bool) -> _Sight | None:
         try:
             with ProcessDirectory(f"{self._root}/{pid}") as directory:
-                sight = _Sight(cgroups.parse(directory.read("cgroup").decode("utf-8", "replace")))
+                sight = _Sight(self._place(directory))
                 if not self._majors:
                     return sight
                 thorough = (
@@ -194,6 +196,14 @@ class Scanner:
             return None
         except PermissionError:
             return _Sight(Cgroup(), unread={"cgroup"})
+
+    def _place(self, directory: ProcessDirectory) -> Cgroup:
+        text = directory.read("cgroup")
+        place = self._places.get(text) or self._known_places.get(text)
+        if place is None:
+            place = cgroups.parse(text.decode("utf-8", "replace"))
+        self._places[text] = place
+        return place
 
     def _look(self, directory: ProcessDirectory, sight: _Sight, thorough: bool) -> None:
         try:
@@ -230,9 +240,15 @@ class Scanner:
         try:
             names = os.listdir(table)
             sight.truncated |= len(names) > DESCRIPTOR_LIMIT
-            for name in names[:DESCRIPTOR_LIMIT]:
+            looked_at = names[:DESCRIPTOR_LIMIT]
+            # A thorough look asks the kernel of each: that costs no more than its text, and proves it.
+            for name in looked_at if thorough else suspects(table, looked_at, lambda: sight.unread.add("fd")):
                 try:
-                    self._descriptor(directory, table, where, name, sight, thorough)
+                    node = self._majors.node(character(table, name))
+                    if node is not None and not path_only(directory, where, name):
+                        number = file_number(table, name, follow=True)
+                        sight.descriptors[node] += 1
+                        self._inodes[number.filesystem, number.inode] = node
                 except GONE:
                     continue  # closed while we looked
                 except OSError:
@@ -240,18 +256,6 @@ class Scanner:
             return len(names)
         finally:
             os.close(table)
-
-    def _descriptor(
-        self, directory: ProcessDirectory, table: int, where: str, name: str, sight: _Sight, thorough: bool
-    ) -> None:
-        text = link_text(table, name)
-        if text is not None and (text[:1] != "/" or not (thorough or _speaks_of_device(text))):
-            return
-        number = file_number(table, name, follow=True)
-        node = self._majors.node(number.character)
-        if node is not None and not _path_only(directory, where, name):
-            sight.descriptors[node] += 1
-            self._inodes[number.filesystem, number.inode] = node
 
     def _mappings(self, directory: ProcessDirectory, sight: _Sight) -> None:
         """Count mappings of device files. A driver's memory is mapped shared, or at least says its name."""
@@ -314,7 +318,7 @@ class Scanner:
             with ProcessDirectory(f"{self._root}/{pid}") as directory:
                 stat, status = directory.stat(), directory.status()
                 if sight is None:  # a process that started after the walk
-                    sight = _Sight(cgroups.parse(directory.read("cgroup").decode("utf-8", "replace")))
+                    sight = _Sight(self._place(directory))
                 return Process(
                     id=ProcessId(pid, stat.start),
                     parent=stat.parent,
@@ -327,7 +331,7 @@ class Scanner:
                     kill_pending=status.kill_pending,
                     dumping=status.dumping,
                     cpu_ticks=stat.cpu_ticks,
-                    wchan=_wchan(directory),
+                    wchan=sleeps_in(directory),
                     blocked=tuple(self._blocked_tasks(directory, pid, stat)) if client else (),
                     holds=sight.holds,
                     numbers=tuple(numbers),
@@ -351,7 +355,7 @@ class Scanner:
                     seen = task.stat()
                     if seen.state == "D":
                         self._blocked.add(pid)
-                        yield Task(int(tid), seen.cpu_ticks, _wchan(task))
+                        yield Task(int(tid), seen.cpu_ticks, sleeps_in(task))
             except GONE:
                 continue
 
@@ -372,20 +376,6 @@ class Scanner:
                 yield LiveContainer(*key, ProcessId(pid, stat.start))
 
 
-def _speaks_of_device(text: str) -> bool:
-    return "nvidia" in text or (text.startswith("/dev/") and not text.startswith(_COMMON))
-
-
-def _path_only(directory: ProcessDirectory, where: str, name: str) -> bool:
-    """A descriptor opened with O_PATH names a device file and holds nothing."""
-    try:
-        info = directory.read(f"{where.removesuffix('fd')}fdinfo/{name}", 4096)
-    except GONE:
-        return True  # closed since
-    flags = next((line.split()[1] for line in info.splitlines() if line.startswith(b"flags:")), b"0")
-    return bool(int(flags, 8) & O_PATH_FLAG)
-
-
 def _range(text: bytes) -> str:
     """The name in map_files of an address range in maps: the same without leading zeros."""
     low, _, high = text.partition(b"-")
@@ -397,12 +387,3 @@ def _link(directory: ProcessDirectory, name: str) -> str:
         return printable(os.fsencode(directory.link(name)))
     except OSError:  # gone, not ours to read, or longer than a page
         return ""
-
-
-def _wchan(directory: ProcessDirectory) -> str:
-    """The kernel function a task sleeps in; "" when it runs or may not be asked."""
-    try:
-        text = directory.read("wchan", 256).strip()
-    except (*GONE, PermissionError):
-        return ""
-    return "" if text == b"0" else printable(text)

@@ -7,11 +7,12 @@ is gone, which is normal; `PermissionError` means that the agent may not look, w
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+from exporter.text import printable
 
 PF_EXITING = 0x4  # include/linux/sched.h
 PF_KTHREAD = 0x200000
@@ -69,27 +70,21 @@ class Status:
 
 def parse_status(text: bytes) -> Status:
     """Parse /proc/PID/status. Before Linux 4.15 there is no `CoreDumping`: a dump looks like any exit."""
-    # Not splitlines: a process' name may hold a carriage return, and the kernel escapes newlines only.
-    fields = dict(line.split(b":", 1) for line in text.split(b"\n") if b":" in line)
-    pending = int(fields.get(b"SigPnd", b"0"), 16) | int(fields.get(b"ShdPnd", b"0"), 16)
+    pending = int(_line(text, b"SigPnd") or b"0", 16) | int(_line(text, b"ShdPnd") or b"0", 16)
     return Status(
-        tgid=int(fields[b"Tgid"]),
+        tgid=int(_line(text, b"Tgid")),
         kill_pending=bool(pending & _SIGKILL_BIT),
-        dumping=fields.get(b"CoreDumping", b"0").strip() == b"1",
+        dumping=_line(text, b"CoreDumping").strip() == b"1",
     )
 
 
-def link_text(table: int, name: str) -> str | None:
-    """The text of a link below an open directory; None where it is longer than a page.
+def _line(text: bytes, name: bytes) -> bytes:
+    """What a line of status says; nothing where there is none.
 
-    How long it is was chosen by whoever opened the file. Raises OSError.
+    Lines end at newlines only: a process' name, which comes first, may hold any other end of a line, and the
+    kernel escapes newlines in it.
     """
-    try:
-        return os.readlink(name, dir_fd=table)
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return None
-        raise
+    return text.partition(b"\n%s:" % name)[2].partition(b"\n")[0]
 
 
 class ProcessDirectory:
@@ -149,6 +144,25 @@ class ProcessDirectory:
     def status(self) -> Status:
         """Its /proc/PID/status."""
         return parse_status(self.read("status", 16384))
+
+
+def path_only(directory: ProcessDirectory, where: str, name: str) -> bool:
+    """A descriptor opened with O_PATH names a device file and holds nothing."""
+    try:
+        info = directory.read(f"{where.removesuffix('fd')}fdinfo/{name}", 4096)
+    except GONE:
+        return True  # closed since
+    flags = next((line.split()[1] for line in info.splitlines() if line.startswith(b"flags:")), b"0")
+    return bool(int(flags, 8) & O_PATH_FLAG)
+
+
+def sleeps_in(directory: ProcessDirectory) -> str:
+    """The kernel function a task sleeps in; "" when it runs or may not be asked."""
+    try:
+        text = directory.read("wchan", 256).strip()
+    except (*GONE, PermissionError):
+        return ""
+    return "" if text == b"0" else printable(text)
 
 
 @dataclass(frozen=True, slots=True)

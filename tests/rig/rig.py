@@ -195,15 +195,19 @@ class Rig:
         graphics: bool = False,
         visible: Sequence[Node] | None = None,
         exe: Path | None = None,
+        first: More | None = None,
         more: More | None = None,
     ) -> Process:
         """Start a process that uses the targets as a CUDA process does.
 
         `memory` is in bytes on each target. Not `listed`: NVML does not know it. Not `uvm`: it only looks, as
         nvidia-smi does. With `visible` it lives in a root of its own whose /dev shows these nodes; those it
-        opens must be among them. `more` adds orders after the devices are open, such as a fork.
+        opens must be among them. `more` adds orders after the devices are open, such as a fork; `first` before,
+        while the host's files are in sight.
         """
         orders = Orders().cgroup(group)
+        if first is not None:
+            orders = first(orders)
         if uvm:
             orders.uvm(self.devices)
         if visible is not None:

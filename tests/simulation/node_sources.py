@@ -96,6 +96,7 @@ class Senses:
     def _nvml(self) -> Reading[Nvml]:
         if self.nvml_fault in ("hang", "missed"):
             self._hung += 1
+            self._rows = {}  # the next list is not older than a cycle
             return self._missed(Reason.TIMEOUT if self._hung == 1 else Reason.BUSY)
         self._hung = 0
         cards = [card for card in self.node.cards if not card.fallen]
@@ -161,6 +162,9 @@ class Senses:
         for pid in list(self.watched):
             wanted |= {pid, *self._ancestors(pid)}
         hidden = self._hidden(wanted)
+        for pid in wanted - hidden:
+            proc = node.procs[pid]
+            proc.shown = proc.shown or bool(proc.files or proc.memory)
         processes = tuple(
             self._process(node.procs[pid], numbers, hidden) for pid in sorted(wanted) if pid in node.procs
         )

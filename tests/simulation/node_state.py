@@ -171,6 +171,7 @@ class Proc:
     maps: bool = False
     number: int = 0  # what the driver calls it, if not by its pid
     group_gone: bool = False
+    shown: bool = False  # a scan has seen it with the device open
     troubled: float | None = None  # since when it can neither go on nor end
     trouble: str = ""
 

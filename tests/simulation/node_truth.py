@@ -80,7 +80,8 @@ def _stuck(proc: Proc) -> Iterator[Truth]:
     if proc.troubled is not None:
         for key in proc.devices:
             age = STUCK_AGE[proc.trouble]
-            truth = _of(FindingName.STUCK_PROCESS, key, proc, True, age, f"is stuck: {proc.trouble}")
+            must = proc.shown or bool(proc.memory)  # else nothing has ever tied it to the device
+            truth = _of(FindingName.STUCK_PROCESS, key, proc, must, age, f"is stuck: {proc.trouble}")
             yield replace(truth, by_row=proc.trouble == "zombie")
 
 
@@ -249,12 +250,17 @@ def _counts(node: Node) -> Iterator[Truth]:
         yield told("nvml_lt_pci (lost)")
     if any(card.fallen and node.given(key) for card in node.cards for key in card.devices):
         yield told("allocated_device_missing", must=False)
+    # One missing GPU accounts for one that is counted wrong: counts do not tell whether they are the same.
+    whole = not any(card.dark for card in node.cards)
     if any(card.unhealthy for card in node.cards):
-        yield told("allocatable_lt_capacity")
+        yield told("allocatable_lt_capacity", must=whole)
     if node.advertised is not None:
-        yield told("capacity_gt_real" if node.advertised > 0 else "capacity_lt_real")
+        yield told("capacity_gt_real" if node.advertised > 0 else "capacity_lt_real", must=whole)
     if not node.plugin_ready:
         yield told("plugin", must=False)
     stale = [p for p in node.pods if p.sticks and p.listed and p.given and not (p.api and p.ended_at is None)]
     if stale:
-        yield told("allocation_stale")
+        # While something of a pod that is gone lives, it may be the one, and the orphan is what is told.
+        left = any(proc.pod and proc.pod.gone_at is not None for proc in node.procs.values())
+        busy = any(node.of_pod(pod) for pod in stale)
+        yield told("allocation_stale", must=not (left or busy))

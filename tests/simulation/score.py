@@ -40,7 +40,7 @@ SOURCES: dict[FindingName, tuple[str, ...]] = {
     F.PHANTOM_PROCESS: ("nvml", "processes"),
     F.STUCK_PROCESS: ("processes",),
     F.ORPHAN_PROCESS: ("processes", "pods", "kubelet"),
-    F.EXTERNAL_PROCESS: ("nvml", "processes"),
+    F.EXTERNAL_PROCESS: ("nvml", "processes", "pods"),  # the API names pods by container ids alone
     F.HIDDEN_HOLDER: ("nvml", "processes"),
     F.ORPHANED_MEMORY: ("nvml", "processes"),
     F.EXCLUSIVE_GPU_SHARED: ("nvml", "processes", "kubelet"),
@@ -48,7 +48,7 @@ SOURCES: dict[FindingName, tuple[str, ...]] = {
     F.VISIBLE_NOT_ALLOCATED: ("nvml", "container_dev", "kubelet", "processes", "pods"),
     F.ALLOCATED_NOT_VISIBLE: ("nvml", "container_dev", "kubelet", "processes"),
     F.NODE_CAPACITY_MISMATCH: ("nvml", "node", "kubelet", "pods", "pci"),
-    F.IDLE_ALLOCATION: ("nvml", "processes", "kubelet"),
+    F.IDLE_ALLOCATION: ("nvml", "processes", "kubelet", "pods"),
 }
 _RULES = {rule.finding: rule for rule in RULES}
 
@@ -154,8 +154,10 @@ class Scorer:
                 spell.seen = 0.0  # a row of the dead hides as much: not *every cycle for 5 minutes*
                 continue
             if self._is_seen(snapshot, truth):
-                # A finding that could not be judged for longer than it is held begins anew.
-                spell.seen = INTERVAL + (spell.seen if now - spell.seen_last < HOLD - INTERVAL else 0.0)
+                # Unknown does not age a finding, up to the cycle in which it is judged again; one that could
+                # not be judged for longer than it is held begins anew.
+                gap = now - spell.seen_last
+                spell.seen = 0.0 if gap > HOLD - INTERVAL else spell.seen + INTERVAL * (gap < 1.5 * INTERVAL)
                 spell.seen_last = now
         self._spells = {key: one for key, one in self._spells.items() if now - one.last < 2 * HOLD}
 
@@ -216,7 +218,8 @@ class Scorer:
         recent = [spell for spell in about if now - spell.last <= after]
         if not recent:
             return "false"
-        ripe = any(now - spell.first >= spell.truth.age - 2 * INTERVAL for spell in recent)
+        # A finding keeps its age when its kind changes, so that a spell before this one counts too.
+        ripe = any(now - one.first >= one.truth.age - 2 * INTERVAL for one in about if now - one.last <= HOLD)
         return "" if ripe else "premature"
 
     def _blame(

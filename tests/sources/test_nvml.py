@@ -51,12 +51,20 @@ class Rig:
         self.pause_file = directory / "pause"
         self.source = self.new()
 
-    def new(self, *, telemetry: bool = True, **seconds: float) -> NvmlSource:
-        return NvmlSource(str(self.library), telemetry=telemetry, pause_file=self.pause_file, **seconds)
+    def new(
+        self, *, telemetry: bool = True, first_seconds: float = 120.0, seconds: float = 60.0
+    ) -> NvmlSource:
+        return NvmlSource(
+            str(self.library),
+            telemetry=telemetry,
+            pause_file=self.pause_file,
+            first_seconds=first_seconds,
+            seconds=seconds,
+        )
 
-    def use(self, *, telemetry: bool = True, **seconds: float) -> None:
+    def use(self, *, telemetry: bool = True, first_seconds: float = 120.0, seconds: float = 60.0) -> None:
         self.source.close()
-        self.source = self.new(telemetry=telemetry, **seconds)
+        self.source = self.new(telemetry=telemetry, first_seconds=first_seconds, seconds=seconds)
 
     def show(self, *devices: dict[str, Any], **overrides: Any) -> None:
         node.write(self.document, node.node(*devices, **overrides))

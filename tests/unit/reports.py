@@ -31,6 +31,8 @@ from exporter.model import (
     Visibility,
     Workload,
 )
+from exporter.model.report import WebReload
+from exporter.sources.nvml_fields import EVENTS
 from tests import builders as b
 from tests.builders import GIB, NOW
 
@@ -46,7 +48,15 @@ WORKED = Telemetry(
     power_limit=700.0,
     energy=12_345.5,
     clocks=(("sm", 1.98e9), ("memory", 2.6e9)),
+    ecc_errors=(("corrected", 3.0), ("uncorrected", 0.0)),
+    ecc_lifetime_errors=(("corrected", 9.0), ("uncorrected", 1.0)),
+    remapped_rows=(("corrected", 0.0), ("uncorrected", 1.0)),
+    row_remap_pending=True,
+    row_remap_failure=False,
+    clock_events=tuple((name, name == "sw_power_cap") for name, _ in EVENTS),
 )
+PLUGIN = (("app", "nvidia-device-plugin-daemonset"),)
+WHOLE = Policy(version="0.1.0", telemetry_extended=True)
 ALL_SAMPLED = ProcessUsage(4000, 0.4, 0.2, 0.0, 0.0)
 
 
@@ -90,7 +100,7 @@ def busy() -> Report:
     looked = b.snapshot(
         nvml=b.nvml(*gpus, faults=(GpuFault(1, b.gpu_uuid(1), "nvmlDeviceGetPowerUsage", "unknown error"),)),
         kubelet=b.kubelet(b.allocation()),
-        pods=(b.pod(gpus=1),),
+        pods=(b.pod(gpus=1), b.pod("plugin-x", namespace="gpu-operator", uid=b.pod_uid(9), labels=PLUGIN)),
         in_flight=call,
     )
     attribution = Attribution(
@@ -114,7 +124,8 @@ def busy() -> Report:
     off = NotApplicable(FindingName.NODE_CAPACITY_MISMATCH, "mig_double_advertised", None, "node:off")
     doubt = Undetermined(FindingName.VISIBLE_NOT_ALLOCATED, "other", b.key(), "unentered")
     diagnosis = replace(told, findings=(b.finding(),), undetermined=(doubt,), not_applicable=(off,))
-    return b.report(looked, attribution, history=history, diagnosis=diagnosis)
+    report = b.report(looked, attribution, history=history, diagnosis=diagnosis, policy=WHOLE)
+    return replace(report, web_reload=WebReload(succeeded=True, at=NOW))
 
 
 def all_off() -> Report:
@@ -165,7 +176,7 @@ def whole_gpus_with_64_processes() -> Report:
             for minor in minors
         ),
     )
-    report = b.report(b.snapshot(nvml=b.nvml(*gpus)))
+    report = b.report(b.snapshot(nvml=b.nvml(*gpus)), policy=WHOLE)
     history = replace(
         report.history,
         last_active=tuple((item.uuid, NOW) for item in gpus),
@@ -203,7 +214,7 @@ def eight_gpus_with_56_mig_devices() -> Report:
             FileHolders(b.device_node(NodeKind.CAPABILITY, minor), Owner.POD, 1) for minor in capability_nodes
         ),
     )
-    report = b.report(b.snapshot(nvml=b.nvml(*gpus)))
+    report = b.report(b.snapshot(nvml=b.nvml(*gpus)), policy=WHOLE)
     history = replace(
         report.history, sources=tuple(SourceRecord(source, last_success=NOW) for source in SOURCES)
     )

@@ -8,6 +8,7 @@ sources make them (`truncated`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from hypothesis import strategies as st
 
@@ -25,30 +26,40 @@ from exporter.model import (
     InFlight,
     Kubelet,
     KubeletPod,
+    LiveContainer,
     MigByUuid,
     Missed,
     Node,
     NodeKind,
+    Nvml,
     NvmlRow,
     Passthrough,
+    Pci,
     Pod,
     PodName,
+    PodNames,
     Pods,
     Policy,
     Process,
+    ProcessId,
+    ProcessTable,
+    Reading,
     Reason,
     Seen,
     Snapshot,
     Task,
     Unrecognised,
+    value,
 )
 from tests import builders as b
 
+T = TypeVar("T")
 PODS = (1, 2, 3)
 PIDS = (100, 101, 102, 103)
 THREADS = 1000  # thread ids of a process are its pid and this
 NOBODYS = 9  # a number that no process has
 CYCLE = 15.0
+OLD = 5_000_000  # start of most processes, in clock ticks since boot
 CAPABILITIES = (CapabilityNode(31, 1, 1, 0), CapabilityNode(41, 1, 2, 0))
 SERVICES = ("", "session-7.scope", "nvidia-persistenced.service", "train.service")
 RESOURCES = (b.RESOURCE, "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb")
@@ -154,7 +165,7 @@ def processes(draw: st.DrawFn, seconds: float) -> tuple[Process, ...]:
         began = draw(st.sampled_from((None, None, None, seconds - 5)))
         process = b.process(
             pid,
-            start=5_000_000 if began is None else int((b.MONOTONIC + began) * b.TICKS),
+            start=OLD if began is None else int((b.MONOTONIC + began) * b.TICKS),
             state=draw(st.sampled_from("SSSDZ")),
             cgroup=group,
             holds=holds,
@@ -168,7 +179,8 @@ def processes(draw: st.DrawFn, seconds: float) -> tuple[Process, ...]:
     return tuple(made)
 
 
-_TASKS = (Task(200, 7, "nv_lock"), Task(201, 9, "folio_wait_bit"), Task(202, 1, "__refrigerator"))
+HUNG = (Task(200, 7, "nv_lock"), Task(201, 9, "folio_wait_bit"))
+_TASKS = (*HUNG, Task(202, 1, "__refrigerator"))
 
 
 @st.composite
@@ -273,7 +285,7 @@ def look(world: World, seconds: float, *, api_age: float = 0.0, bus: int = 2) ->
     """The node as all sources show it, so many seconds after the beginning."""
     listed = {row.pid for gpu in world.gpus for row in gpu.rows or ()}
     told = tuple(
-        replace(one, numbers=tuple(sorted(listed & {one.id.pid, one.id.pid + THREADS})))
+        replace(_with_files(world, one), numbers=tuple(sorted(listed & {one.id.pid, one.id.pid + THREADS})))
         for one in world.processes
     )
     known = {number for one in told for number in one.numbers}
@@ -281,7 +293,9 @@ def look(world: World, seconds: float, *, api_age: float = 0.0, bus: int = 2) ->
     at = b.NOW + seconds
     return b.snapshot(
         nvml=b.seen(b.nvml(*world.gpus), at=at),
-        processes=b.seen(replace(table, capabilities=CAPABILITIES), at=at),
+        processes=b.seen(
+            replace(table, capabilities=CAPABILITIES, containers=_containers(world, table)), at=at
+        ),
         container_dev=b.seen(ContainerDev(world.views), at=at),
         kubelet=b.seen(world.kubelet, at=at),
         pods=b.seen(Pods(world.pods), at=at - api_age),
@@ -291,6 +305,38 @@ def look(world: World, seconds: float, *, api_age: float = 0.0, bus: int = 2) ->
         at=at,
         monotonic=b.MONOTONIC + seconds,
     )
+
+
+def _with_files(world: World, process: Process) -> Process:
+    """Who is listed and well has the files of what it is listed on; one that began lately and has none, has
+    only the number.
+    """
+    if (process.id.start > OLD and not process.holds) or process.dying:
+        return process
+    needed = set()
+    for gpu in world.gpus:
+        for row in gpu.rows or ():
+            if row.pid in (process.id.pid, process.id.pid + THREADS):
+                needed.add(b.hold(minor=gpu.minor))
+                needed |= {
+                    b.hold(NodeKind.CAPABILITY, one.minor)
+                    for one in CAPABILITIES
+                    if (one.gpu_minor, one.gi) == (gpu.minor, row.gi)
+                }
+    there = {hold.node for hold in process.holds}
+    missing = sorted((hold for hold in needed if hold.node not in there), key=lambda hold: hold.node)
+    return replace(process, holds=(*process.holds, *missing))
+
+
+def _containers(world: World, table: ProcessTable) -> tuple[LiveContainer, ...]:
+    """Every pod that the kubelet lists has one, if only its sandbox, until it has ended."""
+    over = {pod.name for pod in world.pods if pod.ended}
+    numbers = [int(pod.name.rpartition("-")[2]) for pod in world.kubelet.pods if pod.name not in over]
+    listed = {
+        (b.pod_uid(number), b.container_id(number)): ProcessId(50 + number, OLD) for number in numbers
+    }
+    living = {(one.pod_uid, one.container_id): one.process for one in table.containers}
+    return tuple(LiveContainer(*key, process) for key, process in sorted((listed | living).items()))
 
 
 @st.composite
@@ -324,42 +370,55 @@ def stormy_histories(draw: st.DrawFn, most: int = 7) -> list[Snapshot]:
 
 
 def lose(frame: Snapshot, loss: Loss) -> Snapshot:
-    """The frame without a source, or with a part of what it said."""
+    """The frame without a source, or with a part of what it said; and what is not asked for want of it."""
     source, partly = loss
     reading = getattr(frame, source)
     if not isinstance(reading, Seen):
         return frame
-    if not partly:
-        lost = replace(frame, **{source: Missed(Reason.TIMEOUT, frame.at, 5.0)})  # type: ignore[arg-type]
-        call = InFlight("nvmlDeviceGetMemoryInfo", 0, b.gpu_uuid(0), frame.at) if source == "nvml" else None
-        return replace(lost, nvml_in_flight=call)
-    return replace(frame, **{source: replace(reading, value=truncated(reading.value), complete=False)})
+    missed = Missed(Reason.TIMEOUT, frame.at, 5.0)
+    left = replace(reading, value=truncated(reading.value), complete=False) if partly else missed
+    frame = replace(frame, **{source: left})
+    match source:
+        case "nvml":
+            call = InFlight("nvmlDeviceGetMemoryInfo", 0, b.gpu_uuid(0), frame.at)
+            return replace(frame, nvml_in_flight=call, processes=_scan_told_of(frame))
+        case "processes" if not partly:
+            return replace(frame, container_dev=missed)
+        case _:
+            return frame
 
 
-def truncated(record: object) -> object:
+def _scan_told_of(frame: Snapshot) -> Reading[ProcessTable]:
+    """The scan as it is told only of the numbers that NVML gave."""
+    nvml, scan = value(frame.nvml), frame.processes
+    if not isinstance(scan, Seen):
+        return scan
+    listed = {row.pid for gpu in (nvml.gpus if nvml else ()) for row in gpu.rows or ()}
+    table = scan.value
+    told = tuple(
+        replace(one, numbers=tuple(n for n in one.numbers if n in listed)) for one in table.processes
+    )
+    missing = tuple(number for number in table.missing if number in listed)
+    return replace(scan, value=replace(table, processes=told, missing=missing))
+
+
+def truncated(record: T) -> T:
     """A part of what a source says, cut as the source cuts it: the later half is missing."""
     match record:
-        case Kubelet(pods=listed, allocations=given):
-            kept = {(pod.namespace, pod.name) for pod in listed[: len(listed) // 2]}
+        case Nvml(gpus=found) | Pci(gpus=found):
+            return replace(record, gpus=found[: len(found) // 2])
+        case PodNames(names=found):
+            return replace(record, names=found[: len(found) // 2])
+        case Pods(pods=found):
+            return replace(record, pods=found[: len(found) // 2])
+        case Kubelet(pods=found, allocations=given):
+            kept = {(pod.namespace, pod.name) for pod in found[: len(found) // 2]}
             mine = tuple(one for one in given if (one.namespace, one.pod) in kept)
-            return replace(record, pods=listed[: len(listed) // 2], allocations=mine)
-        case Pods(pods=told):
-            return replace(record, pods=told[: len(told) // 2])
-    return _truncated_host(record)
-
-
-def _truncated_host(record: object) -> object:
-    half = {"gpus": "gpus", "names": "names"}
-    for field in half:
-        if hasattr(record, field):
-            found = getattr(record, field)
-            return replace(record, **{field: found[: len(found) // 2]})  # type: ignore[type-var]
-    # A scan sees every process, and not the files of those that may not be looked at.
-    told = record.processes  # type: ignore[attr-defined]
-    blind = told[len(told) // 2 :]
-    dimmed = tuple(replace(one, holds=(), unread=("fd",)) for one in blind)
-    return replace(
-        record,  # type: ignore[type-var]
-        processes=told[: len(told) // 2] + dimmed,
-        unreadable=tuple(one.id.pid for one in blind),
-    )
+            return replace(record, pods=found[: len(found) // 2], allocations=mine)
+        case ProcessTable(processes=found):  # it sees every process, and not every one's files
+            half = len(found) // 2
+            blind = tuple(replace(one, holds=(), unread=("fd",)) for one in found[half:])
+            unreadable = tuple(one.id.pid for one in blind)
+            return replace(record, processes=found[:half] + blind, unreadable=unreadable)
+        case _:
+            raise TypeError(f"{type(record).__name__} comes whole or not at all")

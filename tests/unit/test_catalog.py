@@ -60,6 +60,12 @@ CONTRACT = {
     "gpu_power_limit_watts": OWNED,
     "gpu_energy_joules_total": OWNED,
     "gpu_clock_hertz": f"{OWNED} clock",
+    "gpu_ecc_errors_total": f"{OWNED} error",
+    "gpu_ecc_lifetime_errors_total": f"{OWNED} error",
+    "gpu_remapped_rows_total": f"{OWNED} error",
+    "gpu_row_remap_pending": OWNED,
+    "gpu_row_remap_failure": OWNED,
+    "gpu_clock_event": f"{OWNED} reason",
     "gpu_allocated": INSTANCE,
     "gpu_last_active_timestamp_seconds": INSTANCE,
     "mig_info": f"{INSTANCE_OWNED} ci profile placement",
@@ -94,6 +100,9 @@ CONTRACT = {
     "finding_undetermined": "finding kind uuid gi reason",
     "finding_not_applicable_info": "finding kind uuid gi reason",
     "gpu_memory_orphaned_bytes": f"{INSTANCE} cause",
+    "stack_component_ready": "component namespace pod container",
+    "web_config_reload_success": "",
+    "web_config_reload_success_timestamp_seconds": "",
     "cycle_timestamp_seconds": "",
     "cycle_duration_seconds": "",
     "nvml_faults": f"{DEVICE} call error",
@@ -105,7 +114,14 @@ CONTRACT = {
     "processes_truncated": "",
     "history_forgotten_total": "",
 }
-COUNTERS = {"gpu_energy_joules_total", "source_errors_total", "history_forgotten_total"}
+COUNTERS = {
+    "gpu_energy_joules_total",
+    "gpu_ecc_errors_total",
+    "gpu_ecc_lifetime_errors_total",
+    "gpu_remapped_rows_total",
+    "source_errors_total",
+    "history_forgotten_total",
+}
 
 
 def test_the_catalog_is_the_contract_of_the_design() -> None:

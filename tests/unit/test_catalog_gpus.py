@@ -120,7 +120,7 @@ def test_the_owner_of_a_gpu_is_on_its_series() -> None:
 
 
 def test_telemetry_that_is_off_leaves_memory_and_utilisation() -> None:
-    without = replace(busy(), policy=Policy(telemetry=False))
+    without = replace(busy(), policy=Policy(telemetry=False, telemetry_extended=True))
     assert names(busy()) - names(without) == {
         "gpu_temperature_celsius",
         "gpu_temperature_threshold_celsius",

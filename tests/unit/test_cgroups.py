@@ -43,8 +43,11 @@ LAYOUTS = {
         BOTH,
     ),
     "kind, systemd": (
-        f"0::/system.slice/docker-{N}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
-        f"kubelet-kubepods-besteffort-pod{U_}.slice/cri-containerd-{C}.scope",
+        (
+            f"0::/system.slice/docker-{N}.scope/kubelet.slice/kubelet-kubepods.slice"
+            "/kubelet-kubepods-besteffort.slice"
+            f"/kubelet-kubepods-besteffort-pod{U_}.slice/cri-containerd-{C}.scope"
+        ),
         BOTH,
     ),
     "kind, cgroupfs": (f"0::/docker/{N}/kubelet/kubepods/burstable/pod{U}/{C}", BOTH),
@@ -119,7 +122,7 @@ def test_any_text_is_read(text: str) -> None:
     assert place.unit.isprintable()
 
 
-@given(st.permutations(LAYOUTS["hybrid"][0].splitlines() + ["1:name=systemd:/", "3:freezer:/"]))
+@given(st.permutations([*LAYOUTS["hybrid"][0].splitlines(), "1:name=systemd:/", "3:freezer:/"]))
 def test_order_of_lines_does_not_matter(lines: list[str]) -> None:
     """The kernel's order of hierarchies is no evidence."""
     assert parse("\n".join(lines)) == BOTH

@@ -8,9 +8,10 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.catalog import Family
+from exporter.catalog import ALWAYS, Family, chosen
 from exporter.exposition import Format, Rendered, Renderer, before_first_cycle, expose, negotiate, stale
 from exporter.model import Attribution, Policy, Report
+from exporter.model.report import WebReload
 from exporter.text import COMM_LIMIT, printable
 from tests import builders as b
 
@@ -186,6 +187,57 @@ def test_too_many_or_too_few_label_values_are_an_error(values: tuple[str, ...]) 
 def test_a_label_set_given_twice_is_served_once() -> None:
     text = expose(b.report(), Format.TEXT, [family((("a", "b"), 1), (("a", "b"), 2))])
     assert text.decode().splitlines()[2:] == ['kubegpu_thing{one="a",two="b"} 1.0']
+
+
+# --- what is left out ---
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "served", "hidden"),
+    [
+        ((), (), {"kubegpu_gpu_info", "kubegpu_source_errors_total"}, set()),
+        (("kubegpu_gpu_*",), (), {"kubegpu_gpu_info", "kubegpu_gpu_power_watts"}, {"kubegpu_findings"}),
+        ((), ("kubegpu_process_*",), {"kubegpu_processes", "kubegpu_gpu_info"}, {"kubegpu_process_info"}),
+        (("kubegpu_gpu_*",), ("*_bytes",), {"kubegpu_gpu_info"}, {"kubegpu_gpu_memory_used_bytes"}),
+        (("kubegpu_gpu_info",), ("kubegpu_gpu_info",), set(), {"kubegpu_gpu_info"}),
+        ((), ("*",), set(), {"kubegpu_gpu_info", "kubegpu_source_errors_total"}),
+        ((), ("kubegpu_source_*",), {"kubegpu_source_up"}, {"kubegpu_source_errors_total"}),
+    ],
+)
+def test_the_operator_chooses_what_is_served(
+    allow: tuple[str, ...], deny: tuple[str, ...], served: set[str], hidden: set[str]
+) -> None:
+    """Denied wins over allowed; what tells a blind exporter from a quiet node is always served."""
+    families = chosen(allow, deny)
+    names = {family.full_name for family in families}
+    assert served | ALWAYS <= names
+    assert not hidden & names
+    text = Renderer(Clock(), families).render(with_comm("python")).body(None).plain.decode()
+    told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    assert told <= names
+    assert told >= ALWAYS
+
+
+def test_a_stale_report_shows_nothing_that_is_left_out() -> None:
+    clock = Clock()
+    rendered = Renderer(clock, chosen(deny=("kubegpu_history_*",))).render(b.report())
+    clock.now += 1000
+    text = rendered.body(None).plain
+    assert b"kubegpu_history" not in text
+    assert b"kubegpu_exporter_build_info" in text
+
+
+# --- the web configuration ---
+
+
+def test_the_state_of_the_tls_files_is_that_of_the_cycle() -> None:
+    reloads: list[WebReload | None] = [None, WebReload(True, 5.0), WebReload(False, 5.0)]
+    renderer = Renderer(Clock(), web_reload=lambda: reloads.pop(0))
+    told = [text_samples(renderer.render(b.report()).body(None).plain) for _ in range(3)]
+    name = "kubegpu_web_config_reload_success"
+    assert [samples.get((name, frozenset())) for samples in told] == [None, 1, 0]
+    stamp = f"{name}_timestamp_seconds"
+    assert [samples.get((stamp, frozenset())) for samples in told] == [None, 5, 5]
 
 
 # --- what is prepared when ---

@@ -5,6 +5,8 @@ from typing import Any
 
 from exporter.model import (
     Cgroup,
+    ContainerDev,
+    ContainerView,
     Diagnosis,
     FindingName,
     NodeKind,
@@ -12,13 +14,20 @@ from exporter.model import (
     Policy,
     Process,
     ProcessId,
+    Reason,
     Report,
     Snapshot,
 )
 from exporter.report import advance
 from tests import builders as build
 
-ORPHAN, HIDDEN = FindingName.ORPHAN_PROCESS, FindingName.HIDDEN_HOLDER
+ORPHAN, HIDDEN, PHANTOM, IDLE, EXPOSED = (
+    FindingName.ORPHAN_PROCESS,
+    FindingName.HIDDEN_HOLDER,
+    FindingName.PHANTOM_PROCESS,
+    FindingName.IDLE_ALLOCATION,
+    FindingName.VISIBLE_NOT_ALLOCATED,
+)
 CUDA = (build.hold(descriptors=2, mappings=2), build.hold(NodeKind.UVM, mappings=1))
 OLD = 100  # the pid of whatever the story is about
 
@@ -99,3 +108,50 @@ def test_a_crash_loop_does_not_clear_what_an_earlier_container_left() -> None:
     *_, before, after = fold(*looks)
     assert told(before, ORPHAN) == [("stale_container", True, "")]
     assert told(after, ORPHAN) == [("stale_container", True, "container_not_running")]
+
+
+def test_a_row_of_the_dead_outlives_who_held_it() -> None:
+    """The last worker that inherited a dead process' files ends in a cycle without NVML."""
+    heir = replace(
+        build.process(101, pod_uid=build.pod_uid(), container_id=build.container_id(), holds=(build.hold(),)),
+        parent=1,
+    )
+    looks = [
+        look(second, heir, processes=build.process_table(heir, missing=(OLD,)))
+        for second in range(0, 150, 15)
+    ]
+    silent = look(150, nvml=build.missed(Reason.TIMEOUT))
+    *_, before, after = fold(*looks, silent)
+    assert told(before, PHANTOM) == [("held", True, "")]
+    assert told(after, PHANTOM) == [("held", True, "rows:timeout")]
+
+
+def test_a_kubelet_that_restarts_does_not_end_an_idle_allocation() -> None:
+    """Its empty first list says nothing of a pod that lives: what it had said before is unknown, not over."""
+    idler = build.process(OLD, pod_uid=build.pod_uid(), container_id=build.container_id())
+    looks = [look(second, idler, row=False) for second in range(0, 3630, 15)]
+    silent = [
+        look(second, idler, row=False, kubelet=build.seen(build.kubelet(), complete=False))
+        for second in range(3630, 3630 + 75, 15)  # beyond the minute for which the last word holds
+    ]
+    *_, last = fold(*looks, *silent)
+    assert [(kind, active) for kind, active, _ in told(last, IDLE)] == [("no_client", True)]
+
+
+def test_what_a_pod_left_behind_is_not_judged_by_what_its_successor_was_given() -> None:
+    """A stuck process keeps a container of a replaced pod alive; it sees the GPU that was its own."""
+    old = build.process(OLD, pod_uid=build.pod_uid(2), container_id=build.container_id(2), holds=CUDA)
+    view = ContainerView(build.pod_uid(2), build.container_id(2), (build.device_node(),))
+    logs = (build.pod_name(uid=build.pod_uid(2)),)
+    looks = [
+        look(
+            second,
+            old,
+            row=False,
+            container_dev=ContainerDev((view,)),
+            kubelet=build.kubelet(),
+            pod_names=logs,
+        )
+        for second in range(0, 120, 15)
+    ]
+    assert told(fold(*looks)[-1], EXPOSED) == []

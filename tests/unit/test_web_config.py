@@ -1,5 +1,7 @@
 """The web configuration file: what it takes, and what it refuses loudly."""
 
+import logging
+import os
 import socket
 import ssl
 import subprocess
@@ -154,3 +156,109 @@ def test_what_is_not_supported_is_refused_by_name(folder: Path, text: str, messa
     assert refused.startswith(str(folder))
     assert message in refused
     assert "\n" not in refused
+
+
+# --- files that are replaced ---
+
+
+class Watched:
+    """A folder with a pair in it, and the watch of it."""
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        self.source = source
+        self.folder = folder
+        self.now = 100.0
+        self.put("tls.crt", "tls.crt")
+        self.put("tls.key", "tls.key")
+        (folder / "web.yml").write_text(TLS)
+        tls = web_config.read(folder / "web.yml")
+        assert tls is not None
+        self.watch = web_config.Watch(folder / "web.yml", tls, lambda: self.now)
+        self.first = self.watch.context
+
+    def put(self, name: str, source: str) -> None:
+        """Replace a file as a rename does."""
+        (self.folder / "new").write_bytes((self.source / source).read_bytes())
+        os.replace(self.folder / "new", self.folder / name)
+
+    def look(self, times: int = 1) -> tuple[bool, float]:
+        for _ in range(times):
+            self.now += 1
+            self.watch.look()
+        return self.watch.reload.succeeded, self.watch.reload.at
+
+
+@pytest.fixture
+def watched(folder: Path, tmp_path: Path) -> Watched:
+    return Watched(folder, tmp_path)
+
+
+def test_files_at_rest_are_not_read_again(watched: Watched) -> None:
+    """The context is the same, and its time that of the start."""
+    assert watched.look(5) == (True, 100)
+    assert watched.watch.context is watched.first
+
+
+def test_a_pair_that_is_replaced_file_by_file_is_never_wrong(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between the two a look finds no pair: that is no failure yet."""
+    watched.put("tls.crt", "client.crt")
+    assert watched.look() == (True, 100)
+    watched.put("tls.key", "client.key")
+    assert watched.look() == (True, 102)
+    assert watched.watch.context is not watched.first
+    assert "matching pair" not in caplog.text
+
+
+def test_what_stays_wrong_is_told_once_and_tried_again(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The old context stays; when the files are right they are taken up."""
+    caplog.set_level(logging.INFO)
+    watched.put("tls.crt", "client.crt")
+    assert watched.look(10) == (False, 100)
+    assert watched.watch.context is watched.first
+    watched.put("tls.crt", "empty.crt")
+    assert watched.look(5) == (False, 100)
+    watched.put("tls.crt", "tls.crt")
+    assert watched.look() == (True, 116)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "give a matching pair; what was read before stays in use" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["tls.crt", "tls.key", "web.yml"])
+def test_a_file_that_is_gone_leaves_the_old_in_use(watched: Watched, name: str) -> None:
+    """Also where it comes back unchanged."""
+    os.rename(watched.folder / name, watched.folder / "aside")
+    assert watched.look(3) == (False, 100)
+    assert watched.watch.context is watched.first
+    os.rename(watched.folder / "aside", watched.folder / name)
+    assert watched.look(3)[0]
+
+
+def test_the_web_configuration_itself_may_change(watched: Watched) -> None:
+    """Other files and another least version; but TLS is not switched off in passing."""
+    watched.put("other.crt", "client.crt")
+    watched.put("other.key", "client.key")
+    other = TLS.replace("tls.crt", "other.crt").replace("tls.key", "other.key")
+    (watched.folder / "web.yml").write_text(other + "  min_version: TLS13\n")
+    assert watched.look() == (True, 101)
+    assert watched.watch.context.minimum_version == ssl.TLSVersion.TLSv1_3
+    context = watched.watch.context
+    assert watched.look(3) == (True, 101)
+    watched.put("other.key", "tls.key")
+    assert watched.look(3) == (False, 101)
+    watched.put("other.key", "client.key")
+    assert watched.look()[0]
+    (watched.folder / "web.yml").write_text("")
+    assert not watched.look(2)[0]
+    assert watched.watch.context is not context
+
+
+def test_a_key_that_nobody_writes_to_is_no_key(folder: Path, tmp_path: Path) -> None:
+    """A pipe would be waited for, for ever."""
+    os.mkfifo(tmp_path / "tls.key")
+    config = web_config.TlsConfig(folder / "tls.crt", tmp_path / "tls.key")
+    with pytest.raises(web_config.WebConfigError, match="is no regular file; give a readable file"):
+        config.context()

@@ -248,22 +248,6 @@ nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounte
     return CHOOSE(__func__, device, "pcie_kbs", COUNTERS, counter, value);
 }
 
-nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t errorType,
-                                         nvmlEccCounterType_t counterType, unsigned long long *eccCounts)
-{
-    static const char *const TYPES[NVML_MEMORY_ERROR_TYPE_COUNT] = {
-        [NVML_MEMORY_ERROR_TYPE_CORRECTED] = "corrected",
-        [NVML_MEMORY_ERROR_TYPE_UNCORRECTED] = "uncorrected",
-    };
-    unsigned int value = 0;
-    nvmlReturn_t answer = CHOOSE(__func__, device, "ecc_errors", TYPES, errorType, eccCounts == NULL ? NULL : &value);
-    if (answer == NVML_SUCCESS && (size_t)counterType >= NVML_ECC_COUNTER_TYPE_COUNT)
-        answer = NVML_ERROR_INVALID_ARGUMENT;
-    if (answer == NVML_SUCCESS)
-        *eccCounts = value;
-    return answer;
-}
-
 nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current, nvmlEnableState_t *pending)
 {
     unsigned int mode = 0;

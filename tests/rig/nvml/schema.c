@@ -69,6 +69,11 @@ static const struct rule CONFIDENTIAL_MEMORY[] = {
 
 static const struct rule ECC_ERRORS[] = {{"corrected", NUMBER, NULL, true}, {"uncorrected", NUMBER, NULL, true}, {0}};
 
+static const struct rule REMAPPED_ROWS[] = {
+    {"corrected", NUMBER, NULL, true}, {"uncorrected", NUMBER, NULL, true}, {"pending", FLAG, NULL, true},
+    {"failure", FLAG, NULL, true}, {0},
+};
+
 static const struct rule PCIE[] = {{"tx", NUMBER, NULL, true}, {"rx", NUMBER, NULL, true}, {0}};
 
 static const struct rule PROCESS[] = {
@@ -156,6 +161,10 @@ static const struct rule DEVICE[] = {
     {"fans", NUMBERS, NULL, false},
     {"ecc_mode", NUMBER, NULL, false},
     {"ecc_errors", OBJECT, ECC_ERRORS, false},
+    {"ecc_lifetime_errors", OBJECT, ECC_ERRORS, false},
+    {"remapped_rows", OBJECT, REMAPPED_ROWS, false},
+    {"clocks_event_reasons", NUMBER, NULL, false},
+    {"supported_clocks_event_reasons", NUMBER, NULL, false},
     {"pcie_kbs", OBJECT, PCIE, false},
     {"display_mode", NUMBER, NULL, false},
     {"display_active", NUMBER, NULL, false},

@@ -1,0 +1,129 @@
+"""What a run found, as Markdown: one table of budgets, and beside it how each figure came about."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LIBRARIES = (
+    "grpcio",
+    "kubernetes",
+    "nvidia-ml-py",
+    "prometheus-client",
+    "protobuf",
+    "pydantic",
+    "pydantic-settings",
+    "PyYAML",
+    "uvicorn",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table. `met` is None where there is no budget."""
+
+    what: str
+    budget: str
+    measured: str
+    peer: str = "–"
+    met: bool | None = None
+
+    def __str__(self) -> str:
+        verdict = {None: "–", True: "yes", False: "**no**"}[self.met]
+        return f"| {self.what} | {self.budget} | {self.measured} | {self.peer} | {verdict} |"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What one benchmark gives: rows of the table, how they were measured, and more figures."""
+
+    title: str
+    rows: tuple[Row, ...]
+    method: str
+    details: tuple[str, ...] = ()
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The value below which this share of them lies: the nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one."""
+    return statistics.median(list(values))
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds for people."""
+    return f"{seconds * 1000:,.1f} ms"
+
+
+def megabytes(size: float) -> str:
+    """10^6 bytes for people."""
+    return f"{size / 1e6:,.1f} MB"
+
+
+def page(sections: Sequence[Section], load: tuple[float, float], took: float, small: bool) -> str:
+    """The whole document."""
+    rows = "\n".join(str(row) for section in sections for row in section.rows)
+    parts = [
+        "# Benchmarks\n",
+        "Written by `make bench`; do not edit. Every figure is from one run on one machine, and each peer ran "
+        "in the same run.\n",
+        *(["**A trial run with small sizes: its figures say nothing about the budgets.**\n"] if small else []),
+        f"| what | budget | measured | peer | met |\n|---|---|---|---|---|\n{rows}\n",
+        "## Machine\n",
+        _machine(load, took),
+        "## Method\n",
+        "CPU time is what the kernel charged to the processes (user and system), so that it does not depend on "
+        "what else the machine does; other work still makes caches colder. Wall time is measured where the "
+        "budget is one. Memory is in units of 10^6 bytes. The agent is the installed command in a process of "
+        "its own, over the rig of tests/rig: real processes, descriptors and control groups, an NVML library "
+        "in C, a kubelet on a unix socket and an API server on TCP.\n",
+        *(_told(section) for section in sections),
+    ]
+    return "\n".join(parts)
+
+
+def _told(section: Section) -> str:
+    details = "".join(f"- {line}\n" for line in section.details)
+    return f"### {section.title}\n\n{section.method}\n" + (f"\n{details}" if details else "")
+
+
+def _machine(load: tuple[float, float], took: float) -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+    stamp = time.strftime("%Y-%m-%d", time.gmtime())
+    return (
+        f"- {stamp}; {os.cpu_count()} cores ({_processor()}), {memory / 1e9:.0f} GB of memory, "
+        f"Linux {platform.release()}, control groups {_hierarchies()}\n"
+        f"- Python {platform.python_version()} ({sys.implementation.name}); {versions}\n"
+        f"- psmisc {_fuser()}; load average {load[0]:.1f} before and {load[1]:.1f} after; "
+        f"the run took {took / 60:.0f} minutes\n"
+    )
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _hierarchies() -> str:
+    count = sum(" cgroup " in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return f"version 1 ({count} hierarchies)" if count else "version 2"
+
+
+def _fuser() -> str:
+    said = subprocess.run(["fuser", "-V"], capture_output=True, text=True, check=False)
+    return (said.stderr + said.stdout).split("\n", 1)[0].rpartition(" ")[2]

@@ -1,0 +1,117 @@
+"""Faults of the kubelet's pod-resources socket."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from tests.faults.conftest import Begin
+from tests.faults.course import Facts, World, facts, well
+from tests.rig.agent import Agent, Samples
+from tests.system.observe import up, values
+
+pytestmark = pytest.mark.timeout(120)
+# Who is gone by its word; and whether the orphan's device was its own, for which its pod would have to be known.
+LISTS = {"orphan_process", "node_capacity_mismatch", "used_not_allocated"}
+
+
+@pytest.fixture(autouse=True)
+def well_again(world: World) -> Iterator[None]:
+    """No test leaves its fault to the next."""
+    yield
+    kubelet = world.rig.kubelet
+    kubelet.heal()
+    if kubelet._server is None:
+        kubelet.start()
+    world.rig.sync()
+
+
+def test_mute(world: World, agent: Agent, begin: Begin) -> None:
+    """It takes the call and never answers."""
+    course = begin("kubelet mute", world, agent)
+    world.rig.kubelet.mute()
+    course.missed("kubelet", "timeout")
+    course.lasts(3, well(world), LISTS, "kubelet")
+    world.rig.kubelet.heal()
+    course.over("kubelet")
+
+
+def test_slow(world: World, agent: Agent, begin: Begin) -> None:
+    """Its answer takes longer than a cycle waits, and less than the interval."""
+    course = begin("kubelet slower than the wait", world, agent)
+    world.rig.kubelet.delay("List", 0.8)
+    course.missed("kubelet", "timeout")
+    course.until("heard of", lambda samples: up(samples, "kubelet"), 1.0)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        samples = course.samples()
+        heard = values(samples, "source_last_success_timestamp_seconds", "source")["kubelet",]
+        assert time.time() - heard < 5
+        if up(samples, "processes") == up(samples, "nvml") == 1:
+            assert facts(world, samples) == well(world)
+        time.sleep(0.2)
+    world.rig.kubelet.heal()
+    course.over("kubelet")
+
+
+def test_rate_limit(world: World, agent: Agent, begin: Begin) -> None:
+    """Too many clients ask it."""
+    course = begin("kubelet rate limit", world, agent)
+    world.rig.kubelet.fail("List", grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+    course.missed("kubelet", "busy")
+    course.lasts(2, well(world), LISTS, "kubelet")
+    world.rig.kubelet.heal()
+    course.over("kubelet")
+
+
+def test_huge(world: World, agent: Agent, begin: Begin) -> None:
+    """Its reply is larger than any client takes."""
+    course = begin("kubelet reply of 17 MiB", world, agent)
+    world.rig.kubelet.huge()
+    course.missed("kubelet", "protocol")
+    course.lasts(2, well(world), LISTS, "kubelet")
+    world.rig.sync()
+    course.over("kubelet")
+
+
+def test_refused(world: World, agent: Agent, begin: Begin) -> None:
+    """Nobody listens. After its return a pod that it does not list is not believed gone for three minutes."""
+    course = begin("kubelet refused", world, agent)
+    world.rig.kubelet.stop()
+    course.missed("kubelet", "unavailable")
+    course.lasts(3, well(world), LISTS, "kubelet")
+    world.rig.kubelet.start()
+    course.over("kubelet")
+    course.lasts(2, well(world), LISTS, "kubelet")
+
+
+def test_restarting(world: World, agent: Agent, begin: Begin) -> None:
+    """A new kubelet lists nothing and offers nothing, then one pod of two, then both."""
+    course = begin("kubelet restarting: empty, partial, full", world, agent)
+    rig = world.rig
+    uuids = [gpu.uuid for gpu in rig.gpus]
+
+    def given(samples: Samples) -> list[float | None]:
+        """Whether the first two devices are allocated; None: it is not known."""
+        found = values(samples, "gpu_allocated", "uuid")
+        return [found.get((uuid,)) for uuid in uuids[:2]]
+
+    def listed(*pods: str) -> Facts:
+        named = {(uuids[0], "train-0"), (uuids[1], "train-1")}
+        kept = {row for row in named if row[1] in pods}
+        owners = kept | {(uuid, "") for uuid in uuids if uuid not in {row[0] for row in kept}}
+        return replace(well(world), allocations=frozenset(kept), owners=frozenset(owners))
+
+    whole = rig.kubelet._answer("GetAllocatableResources")
+    rig.kubelet.set(pods=[], allocatable=[])
+    rig.kubelet.restart()
+    course.until("both unknown", given, [None, None])
+    course.lasts(3, listed(), LISTS, "kubelet")
+    rig.kubelet.set(pods=[rig.pods[0].resources()])
+    rig.kubelet.set_raw("GetAllocatableResources", whole)
+    course.until("one known", given, [1.0, None])
+    course.lasts(3, listed("train-0"), LISTS, "kubelet")
+    rig.sync()
+    course.over("kubelet")
