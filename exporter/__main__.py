@@ -16,8 +16,9 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
-from exporter import __version__, describe, logs, web_config
+from exporter import __version__, describe, logs, recording, web_config
 from exporter.catalog import chosen
 from exporter.cycle import Cycle
 from exporter.exposition import Body, Renderer, before_first_cycle
@@ -57,6 +58,8 @@ def run(argv: list[str]) -> int:
             return 0
         if command is Command.DESCRIBE:
             return _describe(settings)
+        if command is Command.RECORD:
+            return _record(settings)
         tls = _tls(settings)
         with ExitStack() as stack:
             cycle = Cycle(*_parts(command, settings, stack), _renderer(settings, tls))
@@ -70,7 +73,13 @@ def run(argv: list[str]) -> int:
     except describe.FetchError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return describe.Verdict.NOT_SEEN
-    except (SettingsError, web_config.WebConfigError, ScenarioError, BindError) as error:
+    except (
+        SettingsError,
+        web_config.WebConfigError,
+        ScenarioError,
+        BindError,
+        recording.RecordingError,
+    ) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
 
@@ -101,6 +110,20 @@ def _describe(settings: Settings) -> int:
         printed = describe.as_text(view, colour=_wants_colour())
     _print(printed)
     return view.verdict
+
+
+def _record(settings: Settings) -> int:
+    """Write a recording of this node to the file of --output."""
+    path = Path(settings.output)
+    places = (settings.path.procfs, settings.kubelet.socket, settings.path.pod_logs)
+    with ExitStack() as stack:
+        parts = sources(settings, stack.callback)
+        api = connect(settings.kubernetes.kubeconfig) if settings.kubernetes.enabled else None
+        document = recording.record(policy(settings), parts, settings.node_name, places, api)
+    recording.save(path, recording.masked(document) if settings.mask else document)
+    masks = "names and UUIDs are pseudonyms" if settings.mask else "it holds names and UUIDs; see --mask"
+    _print(f"{path}: {len(document['looks'])} looks at node {settings.node_name}; {masks}\n")
+    return 0
 
 
 def _wants_colour() -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TypeAlias
 
 from exporter.catalog import PREFIX
@@ -29,6 +29,7 @@ from exporter.describe.view import (
     ranked,
     waiting,
 )
+from exporter.diagnosis import RULES
 from exporter.text import NAME_LIMIT, printable
 
 Labels: TypeAlias = Mapping[str, str]
@@ -80,15 +81,23 @@ def of_metrics(text: str, origin: str) -> View:
         seen=up.get("nvml", False) or up.get("processes", False),
         devices=tuple(_device(found, place, given, listed=up.get("kubelet", False)) for place in places),
         problems=tuple(_problems(found, None)),
-        doubts=tuple(
-            Doubt(
-                labels.get("finding", ""), labels.get("kind", ""), _instance(labels), labels.get("reason", "")
-            )
-            for labels, _ in found.get("finding_undetermined", ())
-        ),
+        doubts=tuple(_doubts(found, places)),
         gaps=tuple(_gaps(found, up)),
         simulated=any(labels.get("simulated") == "true" for labels, _ in builds),
     )
+
+
+def _doubts(found: Samples, places: Collection[Place]) -> Iterator[Doubt]:
+    """What could not be judged, and findings of which nothing is said at all: families may be denied."""
+    for labels, _ in found.get("finding_undetermined", ()):
+        yield Doubt(
+            labels.get("finding", ""), labels.get("kind", ""), _instance(labels), labels.get("reason", "")
+        )
+    told = ("findings", "finding_info", "finding_undetermined", "finding_not_applicable_info")
+    named = {labels.get("finding", "") for name in told for labels, _ in found.get(name, ())}
+    for rule in RULES if places else ():
+        if rule.finding.value not in named:
+            yield Doubt(rule.finding.value, "", None, "not exported")
 
 
 def _place(labels: Labels) -> Place:
@@ -190,7 +199,9 @@ def _problems(found: Samples, place: Place | None) -> Iterator[Problem]:
         for labels, number in found.get("finding_since_timestamp_seconds", ())
     }
     sizes = {frozenset(labels.items()): number for labels, number in found.get("finding_memory_bytes", ())}
-    for labels, _ in found.get("finding_info", ()):
+    # Where the details are denied, the counts still say that something is wrong.
+    details = found.get("finding_info") or [row for row in found.get("findings", ()) if row[1] > 0]
+    for labels, _ in details:
         if _instance(labels) != place:
             continue
         finding, kind = labels.get("finding", ""), labels.get("kind", "")

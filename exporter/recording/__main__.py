@@ -1,4 +1,4 @@
-"""`python -m exporter.recording FILE`: whether a file is a recording that this version reads, and what is in it."""
+"""`python -m exporter.recording FILE`: whether a file is a recording, and what is in it."""
 
 import sys
 from collections import Counter

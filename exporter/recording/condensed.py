@@ -20,7 +20,7 @@ def _same(value: Any) -> Any:
 
 
 def _object(**fields: _Cut) -> _Cut:
-    """Keep these fields of a mapping, each cut in its way; what is none stays what it is, as it is a finding."""
+    """Keep these fields of a mapping, each cut in its way; of what is none the name of its type."""
 
     def cut(value: Any) -> Any:
         if not isinstance(value, Mapping):

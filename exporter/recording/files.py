@@ -1,4 +1,4 @@
-"""Recordings as files: a document in, gzipped JSON out, and back. What is no recording is refused in one line."""
+"""Recordings as files: a document in, gzipped JSON out, and back. Else a refusal in one line."""
 
 from __future__ import annotations
 

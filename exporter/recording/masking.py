@@ -1,8 +1,8 @@
 """Pseudonyms for what names people and their work: a document in, one without such names out.
 
-Names of namespaces, pods, containers, nodes, processes, units and claims become `pod-1` and the like, the same
-everywhere in the document; UUIDs become others of the same form, drawn anew for each recording. Kept is what
-every cluster has: the names of the GPU stack, which the table of infrastructure knows.
+Names of namespaces, pods, containers, nodes, processes, units and claims become `pod-1` and the like, the
+same everywhere in the document; UUIDs become others of the same form, drawn anew for each recording. Kept is
+what every cluster has: the names of the GPU stack, which the table of infrastructure knows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 from exporter.codec import TAG
 from exporter.sources.podresources import podresources_pb2 as api
+from exporter.sources.pods import LABELS
+from exporter.text import COMM_LIMIT, printable
 
 # (record, field) of an encoded Snapshot to what kind of name it is.
 ROLES: dict[tuple[str, str], str] = {
@@ -45,8 +47,10 @@ STACK = re.compile(
 )
 _UUID = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}(?:([-_])[0-9a-f]{4}){3}\1[0-9a-f]{12}(?![0-9a-f])")
 _HASH = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")  # the UID of a static pod
-_UNIT = re.compile(r"(?<=/)(?!cri-containerd-|crio-|docker-|libpod-)[^/\n]+\.(?:service|scope)(?=/|$)", re.M)
-_LABELS = ("app", "app.kubernetes.io/component", "app.kubernetes.io/name", "name", "runai-gpu-group")
+_UNIT = re.compile(
+    r"(?<=/)(?!cri-containerd-|crio-|docker-|libpod-)[^/\n]+\.(?:service|scope)(?=/|$)", re.MULTILINE
+)
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})")  # as in exporter.cgroups
 
 
 def masked(document: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +130,7 @@ class _Mask:
         return self.record(held)
 
     def _label(self, key: str, value: str) -> str:
-        return self.name("label", value) if key in _LABELS else value
+        return self.name("label", value) if key in LABELS else value
 
     # --- raw material
 
@@ -134,7 +138,8 @@ class _Mask:
         """The raw material of a look."""
         return {
             "kubelet": {method: self._reply(method, text) for method, text in raw["kubelet"].items()},
-            "pods": raw["pods"] and {**raw["pods"], "items": [self._pod(one) for one in raw["pods"]["items"]]},
+            "pods": raw["pods"]
+            and {**raw["pods"], "items": [self._pod(one) for one in raw["pods"]["items"]]},
             "node": raw["node"] and self._node(raw["node"]),
             "pod_names": raw["pod_names"] and dict(map(self._directory, raw["pod_names"].items())),
             "proc": raw["proc"] and self._proc(raw["proc"]),
@@ -178,7 +183,8 @@ class _Mask:
             return {**one, "name": self.name("container", one["name"])} if "name" in one else one
 
         return {
-            key: [named(one) for one in held] if isinstance(held, list) else held for key, held in part.items()
+            key: [named(one) for one in held] if isinstance(held, list) else held
+            for key, held in part.items()
         }
 
     def _node(self, node: dict[str, Any]) -> dict[str, Any]:
@@ -195,22 +201,27 @@ class _Mask:
 
     def _process(self, texts: dict[str, Any]) -> dict[str, Any]:
         found = {**texts, "stat": self._stat(texts["stat"])}
-        comm = texts["stat"].partition("(")[2].rpartition(")")[0]
+        comm = _comm(texts["stat"].partition("(")[2].rpartition(")")[0])
         others = [line for line in texts["status"].split("\n") if not line.startswith("Name:")]
         found["status"] = "\n".join([f"Name:\t{self.name('comm', comm)}", *others])
-        found["cgroup"] = _UNIT.sub(lambda m: self.name("unit", m[0]), texts["cgroup"])
+        found["cgroup"] = _UNIT.sub(self._unit, texts["cgroup"])
         found["descriptors"] = [
             {**one, "text": self._path(one["text"])} for one in texts.get("descriptors", ())
         ]
         found["maps"] = [self._mapping(line) for line in texts.get("maps", ())]
         tasks = texts.get("tasks", {})
-        found["tasks"] = {tid: {**task, "stat": self._stat(task["stat"])} for tid, task in tasks.items() if task}
+        found["tasks"] = {
+            tid: {**task, "stat": self._stat(task["stat"])} for tid, task in tasks.items() if task
+        }
         return {key: value for key, value in found.items() if key in texts}
+
+    def _unit(self, match: re.Match[str]) -> str:
+        return self.name("unit", _ESCAPED.sub(lambda m: chr(int(m[1], 16)), match[0]))
 
     def _stat(self, text: str) -> str:
         head, _, tail = text.rpartition(")")
         pid, _, comm = head.partition("(")
-        return f"{pid}({self.name('comm', comm)}){tail}"
+        return f"{pid}({self.name('comm', _comm(comm))}){tail}"
 
     def _mapping(self, line: str) -> str:
         *fields, path = line.split(None, 5)
@@ -220,3 +231,6 @@ class _Mask:
         return path if STACK.match(path.rpartition("/")[2]) else f"/{self._drawn('file', path)}"
 
 
+def _comm(latin: str) -> str:
+    """A process' name as its record has it."""
+    return printable(latin.encode("latin-1"), COMM_LIMIT)

@@ -13,7 +13,7 @@ from typing import Any
 
 from exporter.model import Process, ProcessTable
 from exporter.sources.device_files import Majors, file_number
-from exporter.sources.procfs import ProcessDirectory, link_text
+from exporter.sources.procfs import ProcessDirectory
 
 OF_NODE = {"devices": "devices", "mig_minors": "driver/nvidia-caps/mig-minors"}
 OF_PROCESS = ("stat", "cgroup", "wchan")
@@ -52,7 +52,9 @@ def _process(procfs: Path, process: Process, majors: Majors) -> dict[str, Any]:
             except PermissionError:
                 found[name] = ""
         lines = directory.read("status", 16384).split(b"\n")
-        found["status"] = b"\n".join(line for line in lines if line.split(b":")[0] in STATUS).decode("latin-1")
+        found["status"] = b"\n".join(line for line in lines if line.split(b":")[0] in STATUS).decode(
+            "latin-1"
+        )
         if process.holds:
             found["descriptors"] = [*_descriptors(directory, majors)]
             found["maps"] = [*_maps(directory)]
@@ -68,13 +70,15 @@ def _descriptors(directory: ProcessDirectory, majors: Majors) -> Iterator[dict[s
     except PermissionError:
         return
     try:
-        for name in sorted(os.listdir(table), key=int):
+        for name in sorted(directory.names("fd"), key=int):
             try:
                 number = file_number(table, name, follow=True)
                 if majors.node(number.character) is not None:
                     info = directory.read(f"fdinfo/{name}", 4096).decode("latin-1")
-                    flags = next((line.split()[1] for line in info.splitlines() if line.startswith("flags:")), "0")
-                    text = link_text(table, name) or ""
+                    flags = next(
+                        (line.split()[1] for line in info.splitlines() if line.startswith("flags:")), "0"
+                    )
+                    text = os.fsencode(os.readlink(name, dir_fd=table)).decode("latin-1")
                     yield {"fd": int(name), "text": text, "number": number.character, "flags": flags}
             except OSError:
                 continue

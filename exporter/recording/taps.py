@@ -1,10 +1,9 @@
-"""Sources that keep what they were told: the kubelet's replies, the API's objects, the log directories' names."""
+"""Sources that keep what they were told: the kubelet's replies, the API's objects, directories' names."""
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,15 +58,12 @@ class PodNamesTap(PodNamesSource):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self._logs = root
         self.directories: dict[str, list[str]] = {}
 
     def read(self) -> tuple[PodNames, bool]:
         """As `PodNamesSource` does."""
         names, complete = super().read()
         self.directories = {
-            f"{one.namespace}_{one.name}_{one.uid}": list(one.containers)
-            for one in names.pods
-            if os.path.isdir(self._logs / f"{one.namespace}_{one.name}_{one.uid}")
+            f"{one.namespace}_{one.name}_{one.uid}": list(one.containers) for one in names.names
         }
         return names, complete

@@ -246,8 +246,15 @@ class Settings(BaseSettings):
         description="Running exporter that the describe command asks, such as http://node-1:9836. Unset: it "
         "looks at this node itself.",
     )
-    output: Annotated[Output, BeforeValidator(values.one_of(Output)), Metavar("|".join(Output))] = Field(
-        Output.TEXT, description="Form of what the describe command prints."
+    output: Annotated[
+        Output | Path, BeforeValidator(values.output(Output)), Metavar(f"{'|'.join(Output)}|FILE")
+    ] = Field(
+        Output.TEXT,
+        description="Form of what the describe command prints; for the record command the file to write, "
+        "NAME.json.gz.",
+    )
+    mask: _Bool = Field(
+        False, description="Let the record command put pseudonyms in the place of names and UUIDs."
     )
     config: ConfigSettings = ConfigSettings()
 

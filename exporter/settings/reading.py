@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_settings import InitSettingsSource
 
 from exporter.diagnosis import RULES
-from exporter.settings.fields import Settings
+from exporter.settings.fields import Output, Settings
 from exporter.settings.table import BY_ENV, ENV_PREFIX, TABLE, Setting, is_age
 from exporter.settings.values import BOOLEANS, format_duration, node_name
 
@@ -41,6 +41,7 @@ class Command(StrEnum):
     RUN = "run"
     DEMO = "demo"
     DESCRIBE = "describe"
+    RECORD = "record"
     HELP = "help"
     VERSION = "version"
 
@@ -63,7 +64,17 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], hostname: str) -> tup
     # Built once with the file's name alone, so that a file that cannot be read is refused under that name.
     path = _build([{"config.file": named}]).config.file if named else None
     file = _read_file(path) if path else {}
-    return command, _build([flags, variables, file, _host(hostname)])
+    settings = _build([flags, variables, file, _host(hostname)])
+    _check_output(command, settings)
+    return command, settings
+
+
+def _check_output(command: Command, settings: Settings) -> None:
+    """One flag for two commands: what the other one takes is refused."""
+    if command is Command.RECORD and isinstance(settings.output, Output):
+        raise SettingsError(f"--output: {str(settings.output)!r} is no file; give --output=NAME.json.gz")
+    if command is Command.DESCRIBE and not isinstance(settings.output, Output):
+        raise SettingsError(f"--output: {str(settings.output)!r} is no form; give one of text, json")
 
 
 def _host(hostname: str) -> _Layer:
@@ -98,8 +109,8 @@ def _read_argv(argv: Sequence[str]) -> tuple[Command, _Layer]:
 
 
 def _command(word: str) -> Command:
-    if word not in (Command.RUN, Command.DEMO, Command.DESCRIBE):
-        raise SettingsError(f"{word}: unknown command; give run, demo or describe")
+    if word not in (Command.RUN, Command.DEMO, Command.DESCRIBE, Command.RECORD):
+        raise SettingsError(f"{word}: unknown command; give run, demo, describe or record")
     return Command(word)
 
 

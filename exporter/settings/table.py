@@ -135,11 +135,12 @@ def _doc(setting: Setting) -> SettingDoc:
 def help_text() -> str:
     """The text of --help."""
     lines = [
-        f"Usage: {PROGRAM} [run|demo|describe] [--FLAG=VALUE ...]",
+        f"Usage: {PROGRAM} [run|demo|describe|record] [--FLAG=VALUE ...]",
         "",
         "  run       serve the metrics of this node's GPUs (the default)",
         "  demo      serve the metrics of a recorded scenario; needs no GPU and no Kubernetes",
         "  describe  look once and say who is on which GPU and what is wrong; exit code 1 if anything is",
+        "  record    look a few times and write what this node says of itself to the file of --output",
         "",
         "Each flag can also be set by the environment variable beside it, or in the file of --config.file.",
         "Precedence: flag, environment, file, default.",

@@ -22,6 +22,7 @@ KUBELET_ROOTS = {
     "k0s": Path("/var/lib/k0s/kubelet"),
 }
 
+RECORDING_SUFFIX = ".json.gz"
 BOOLEANS = {"true": True, "on": True, "yes": True, "1": True} | dict.fromkeys(
     ("false", "off", "no", "0"), False
 )
@@ -248,6 +249,22 @@ def node_name(value: object) -> object:
     if isinstance(value, str) and not _NODE_NAME.fullmatch(value):
         raise ValueError("is not a node name; give --node-name as `kubectl get nodes` prints it")
     return value
+
+
+def output(forms: type[StrEnum]) -> Callable[[object], object]:
+    """A reader of the form in which `describe` prints, or of the path of the file that `record` writes."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if value in list(forms):
+            return forms(value)
+        if not value.endswith(RECORDING_SUFFIX) or "\0" in value:
+            shown = ", ".join(forms)
+            raise ValueError(f"is not known; give one of {shown}, or for record a NAME{RECORDING_SUFFIX}")
+        return Path(value)
+
+    return read
 
 
 def one_of(enum: type[StrEnum]) -> Callable[[object], object]:

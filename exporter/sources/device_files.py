@@ -9,7 +9,6 @@ system for news: on a dead FUSE or NFS mount stat and fstat hang in the kernel, 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import re
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.model import CapabilityNode, DeviceNode, NodeKind
+from exporter.sources.procfs import GONE, link_text
 
 # --- statx(2) -----------------------------------------------------------------------------------------------
 
@@ -93,7 +93,6 @@ def character(directory: int, name: str) -> tuple[int, int] | None:
 # Texts that nearly every process has, and that a device file is looked for only in a thorough look.
 _COMMON = ("/dev/null", "/dev/pts/", "/dev/urandom", "/dev/shm/")  # noqa: S108 (a text to compare with)
 _TOO_LONG = "/dev/"  # stands for a text that was: the kernel is asked what the file is
-_GONE = (errno.ESRCH, errno.ENOENT, errno.ENOTDIR)
 
 
 def suspects(table: int, names: list[str], unread: Callable[[], object]) -> list[str]:
@@ -115,13 +114,13 @@ def suspects(table: int, names: list[str], unread: Callable[[], object]) -> list
 
 def _text(table: int, name: str, unread: Callable[[], object]) -> str:
     try:
-        return os.readlink(name, dir_fd=table)
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return _TOO_LONG
-        if error.errno not in _GONE:
-            unread()
+        text = link_text(table, name)
+    except GONE:
         return ""
+    except OSError:
+        unread()
+        return ""
+    return _TOO_LONG if text is None else text
 
 
 def _speaks_of_device(text: str) -> bool:

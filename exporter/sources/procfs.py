@@ -7,6 +7,7 @@ is gone, which is normal; `PermissionError` means that the agent may not look, w
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from types import TracebackType
@@ -85,6 +86,19 @@ def _line(text: bytes, name: bytes) -> bytes:
     kernel escapes newlines in it.
     """
     return text.partition(b"\n%s:" % name)[2].partition(b"\n")[0]
+
+
+def link_text(table: int, name: str) -> str | None:
+    """The text of a link below an open directory; None where it is longer than a page.
+
+    How long it is was chosen by whoever opened the file. Raises OSError.
+    """
+    try:
+        return os.readlink(name, dir_fd=table)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise
 
 
 class ProcessDirectory:

@@ -1,7 +1,7 @@
 """The faults of single sources, and what is promised about each: one row, one test.
 
-Told by hand from DESIGN and the table of rules, not taken from output. `python -m tests.faults` runs them all,
-prints what was seen beside what is promised, and writes docs/reliability.md.
+Told by hand from DESIGN and the table of rules, not taken from output. `python -m tests.faults` runs them
+all, prints what was seen beside what is promised, and writes docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Case:
     recovers: str
 
 
-_LISTS = "Pods gone by word of the kubelet (orphan_process, node_capacity_mismatch), and what an unknown pod was given"
+_LISTS = "Pods gone by its word (orphan_process, node_capacity_mismatch), what a pod that is gone was given"
 _NVML_UNKNOWN = "GPU values, and every finding that needs NVML's process lists"
 _NVML_SERVED = "Holders with their pods, allocations; external and stuck processes are still judged"
 _API_SERVED = "GPUs, processes, allocations; pod names from kubelet and log directories"
@@ -100,7 +100,7 @@ CASES = (
         "NVML",
         "GPU lost and back",
         "All other GPUs; of the lost one its inventory, holders and allocation",
-        "Values and rows of the lost GPU, and findings on it that need them. After its age its loss is a finding",
+        "Values and rows of the lost GPU, and findings on it that need them; its loss is a finding",
         "Next cycle",
     ),
     Case("Host", "dead FUSE mount under a holder's descriptor", "Everything", "Nothing", "It needs none"),

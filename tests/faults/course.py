@@ -83,23 +83,27 @@ def _train(rig: Rig, number: int) -> Process:
 
 
 def told(world: World, samples: Samples) -> set[Row]:
-    """Active findings on this rig, those that another one explains among them."""
+    """Active findings on this rig, those that another one explains among them.
+
+    Kinds are left out: they are no part of what a finding is, and a process of another rig on this machine
+    may hold a device of the same number.
+    """
 
     def here(pid: str) -> bool:
         alive = pid.isdigit() and Path(f"/proc/{pid}").exists()
         return pid in world.pids or not pid or (alive and not observe.another_rigs(int(pid)))
 
-    found = rows(samples, "finding_info", "finding", "kind", "uuid", "pid")
-    return {row for row in found if here(row[3])}
+    found = rows(samples, "finding_info", "finding", "uuid", "pid")
+    return {row for row in found if here(row[2])}
 
 
 def standing(world: World) -> set[Row]:
     """The findings that are true of this world, by its making."""
     gpus = world.rig.gpus
     return {
-        ("orphan_process", "pod_gone", gpus[2].uuid, str(world.orphan.pid)),
-        ("external_process", "system_service", gpus[3].uuid, str(world.external.pid)),
-        ("phantom_process", "unheld", gpus[3].uuid, str(world.phantom)),
+        ("orphan_process", gpus[2].uuid, str(world.orphan.pid)),
+        ("external_process", gpus[3].uuid, str(world.external.pid)),
+        ("phantom_process", gpus[3].uuid, str(world.phantom)),
     }
 
 

@@ -11,12 +11,14 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 HEAD = """# Reliability: what happens when a source fails
 
-`make faults` writes this page. Each row is a system test (tests/faults): the installed exporter watches real processes
-and stand-ins for the GPUs, the kubelet and the API server, at an interval of 1 s and with every finding's age cut to 1 s,
-so that a wrong one would show at once. Before, during and after the fault there are two healthy pods, a process whose
-pod is gone, a program of the host, and a phantom. In every row: scrapes are answered within a second, the findings that
-stood go on standing, and none appears because of the fault. What cannot be judged is in `kubegpu_finding_undetermined`,
-what does not answer in `kubegpu_source_up` and `kubegpu_source_errors_total{reason}`.
+`make faults` writes this page. Each row is a system test (tests/faults): the installed exporter watches
+real processes, and stand-ins for the GPUs, the kubelet and the API server, at an interval of 1 s (API: 2 s)
+and with every finding's age cut to that, so that a wrong one would show at once. Before, during and after
+the fault there are two healthy pods, a process whose pod is gone, a program of the host, and a phantom. In
+every row: scrapes are answered within a second, the findings that stood go on standing, and none appears
+because of the fault. What cannot be judged is in `kubegpu_finding_undetermined`, what does not answer in
+`kubegpu_source_up` and `kubegpu_source_errors_total{reason}`. Times that were seen include the test's own
+waiting.
 """
 COLUMNS = ("fault", "served meanwhile", "said to be unknown", "recovers", "seen")
 NOT_RUN = "not run"

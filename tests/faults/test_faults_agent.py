@@ -57,7 +57,8 @@ def proc_that_hides_others(world: World) -> Iterator[Path]:
     """A proc of its own, mounted with hidepid=2, with the rig's driver files laid over it."""
     path = world.rig.root / "hidden"
     path.mkdir()
-    mount("proc", path, "proc", 0, "hidepid=2")
+    # The group from which it hides nothing: unsaid it is root's.
+    mount("proc", path, "proc", 0, "hidepid=2,gid=65534")
     bind(world.rig.proc._devices, path / "devices")
     bind(world.rig.proc._driver, path / "driver")
     yield path

@@ -13,7 +13,7 @@ from tests.rig.agent import Agent, Samples
 from tests.system.observe import up, values
 
 pytestmark = pytest.mark.timeout(120)
-# Who is gone by its word; and whether the orphan's device was its own, for which its pod would have to be known.
+# Who is gone by its word; and whether the orphan's device was its own: its pod would have to be known.
 LISTS = {"orphan_process", "node_capacity_mismatch", "used_not_allocated"}
 
 

@@ -15,6 +15,7 @@ from exporter.__main__ import run
 from exporter.describe.view import Device, Place
 from exporter.exposition import Format, expose
 from exporter.model import (
+    Diagnosis,
     FindingName,
     Policy,
     Report,
@@ -72,6 +73,20 @@ def test_an_exporter_says_since_when_a_finding_is_active() -> None:
     assert "Active; first seen 2025-10-09 08:48:20 UTC." in describe.as_text(view)
     assert "pods: missing" in describe.as_text(view)
     assert view.verdict is describe.Verdict.WRONG
+
+
+def test_an_exporter_that_denies_its_findings_is_no_clean_bill() -> None:
+    """Without the families of findings nothing is clear; without the details, what is wrong still counts."""
+    report = b.report(diagnosis=Diagnosis(findings=(b.finding(),)))
+    lines = exposed(report).splitlines(keepends=True)
+    without_all = "".join(line for line in lines if "kubegpu_finding" not in line)
+    without_details = "".join(line for line in lines if "kubegpu_finding_" not in line)
+    bare = describe.of_metrics(without_all, "http://node-1:9836")
+    assert {(doubt.finding, doubt.reason) for doubt in bare.doubts} == {
+        (name.value, "not exported") for name in FindingName
+    }
+    counted = describe.of_metrics(without_details, "http://node-1:9836")
+    assert counted.verdict is describe.Verdict.WRONG
 
 
 def test_a_finding_that_this_version_does_not_know_is_told_as_it_is() -> None:
