@@ -18,7 +18,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 -
 PROTO := exporter/sources/podresources/podresources.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo run test test-needs check lint fmt generate docs golden lock rig simulate clean
+.PHONY: help install demo run test test-needs check lint fmt generate docs golden lock rig faults simulate bench clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -84,8 +84,15 @@ lock: install ## Pin every dependency by hash from the bounds in pyproject.toml
 rig: install test-needs ## Hold a busy node without a GPU, and print the command that watches it; needs root
 	$(BIN)/python -m tests.rig
 
+faults: install test-needs ## Break each source in turn, print what is promised and seen, and write docs/reliability.md
+	$(BIN)/python -m tests.faults $(ARGS)
+
 simulate: install ## Compare findings with the truth of simulated nodes over fresh seeds, for TIME
 	$(BIN)/python -m tests.simulation --for $(TIME) $(ARGS)
+
+bench: DEBIAN += psmisc
+bench: install test-needs ## Measure against the budgets, beside peers, and write docs/benchmarks.md; needs root
+	$(BIN)/python -m tests.bench $(ARGS)
 
 clean: ## Remove what the other targets made, .venv too
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

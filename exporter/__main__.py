@@ -226,7 +226,8 @@ def _server(settings: Settings, cycle: Cycle, tls: web_config.Watch | None) -> S
 def _serve(command: Command, settings: Settings, cycle: Cycle, server: Server) -> int:
     logs.configure(settings.log.level, as_json=settings.log.format is LogFormat.JSON)
     what = "SIMULATED data of a scenario" if command is Command.DEMO else f"node {settings.node_name}"
-    log.info("%s %s serves %s at port %d", PROGRAM, __version__, what, server.port)
+    host = settings.web.listen_address.host or "every address"
+    log.info("%s %s serves %s at port %d of %s", PROGRAM, __version__, what, server.port, host)
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # what start-up made lives for ever: later collections need not look at it

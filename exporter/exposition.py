@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.utils import floatToGoString
 
-from exporter.catalog import FAMILIES, Family
+from exporter.catalog import FAMILIES, Family, Sample
 from exporter.model import Report
 from exporter.model.report import WebReload
 
@@ -63,14 +65,14 @@ class Renderer:
         self._asked: dict[Format, int] = {}
 
     def render(self, report: Report) -> "Rendered":
-        """The report with its bytes prepared. Takes some 15 µs for each series and format."""
+        """The report with its bytes prepared. Takes some 5 µs for each series."""
         with self._lock:
             self._cycle += 1
             lately = [form for form, cycle in self._asked.items() if self._cycle - cycle <= _ASKED_LATELY]
         if web_reload := self._web_reload():
             report = replace(report, web_reload=web_reload)
         rendered = Rendered(report, self._families, self._clock, self._note)
-        for form in {Format.TEXT, *lately}:
+        for form in lately or [Format.TEXT]:
             rendered.prepare(form)
         return rendered
 
@@ -95,6 +97,7 @@ class Rendered:
         self._note = note
         self._lock = threading.Lock()
         self._bodies: dict[tuple[Format, bool], Body] = {}
+        self._texts: list[tuple[Family, str]] | None = None
 
     def body(self, accept: str | None) -> Body:
         """What a scrape with this Accept header gets: of a stale report only what concerns the exporter."""
@@ -107,9 +110,10 @@ class Rendered:
         with self._lock:
             body = self._bodies.get((form, is_stale))
             if body is None:
-                families = [one for one in self._families if one.about_exporter or not is_stale]
-                body = _pack(form, expose(self.report, form, families))
-                self._bodies[form, is_stale] = body
+                if self._texts is None:
+                    self._texts = _texts(self.report, self._families)
+                texts = (one for one in self._texts if one[0].about_exporter or not is_stale)
+                body = self._bodies[form, is_stale] = _pack(form, _joined(form, texts))
         return body
 
 
@@ -121,7 +125,7 @@ def stale(report: Report, monotonic: float) -> bool:
 def before_first_cycle(accept: str | None) -> Body:
     """What a scrape gets while there is no report: a valid exposition without a single sample."""
     form = negotiate(accept)
-    return _pack(form, _text(form, CollectorRegistry()))
+    return _pack(form, _joined(form, ()))
 
 
 def _pack(form: Format, plain: bytes) -> Body:
@@ -133,59 +137,89 @@ def _pack(form: Format, plain: bytes) -> Body:
 
 def expose(report: Report, form: Format, families: Sequence[Family] = FAMILIES) -> bytes:
     """The text of `families` for this report. ValueError where a row's labels do not fit its family."""
+    return _joined(form, _texts(report, families))
+
+
+def _texts(report: Report, families: Iterable[Family]) -> list[tuple[Family, str]]:
+    """The samples of each family that has some: one text for both formats, which differ in their comments."""
+    ordered = sorted(families, key=lambda family: family.name)
+    texts = ((family, _samples(family, family.samples(report))) for family in ordered)
+    return [(family, text) for family, text in texts if text]
+
+
+def _joined(form: Format, texts: Iterable[tuple[Family, str]]) -> bytes:
+    parts = [part for family, text in texts for part in (_comments(form, family), text)]
+    return "".join([*parts, _end(form)]).encode()
+
+
+@lru_cache(maxsize=1024)
+def _comments(form: Format, family: Family) -> str:
+    """The lines above a family's samples, as prometheus_client writes them."""
+    make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(report, families))
-    return _text(form, registry)
+    registry.register(_One(make(family.full_name, family.help, labels=family.labels)))
+    return _generated(form, registry).removesuffix(_end(form))
 
 
-def _text(form: Format, registry: CollectorRegistry) -> bytes:
-    match form:
-        case Format.TEXT:
-            return generate_latest(registry)
-        case Format.OPENMETRICS:
-            text: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
-            return text
+class _One:
+    """A collector of one metric."""
 
-
-class _Collector:
-    """The catalog as prometheus_client wants it."""
-
-    def __init__(self, report: Report, families: Sequence[Family]) -> None:
-        self._report = report
-        self._families = sorted(families, key=lambda family: family.name)
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
 
     def collect(self) -> Iterator[Metric]:
-        for family in self._families:
-            metric = _empty(family)
-            for labels, number in _sorted(family, family.samples(self._report)):
-                metric.add_metric(labels, number)
-            if metric.samples:
-                yield metric
+        yield self._metric
 
 
-def _empty(family: Family) -> GaugeMetricFamily | CounterMetricFamily:
-    make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-    return make(family.full_name, family.help, labels=family.labels)
+@lru_cache
+def _end(form: Format) -> str:
+    """What ends a text: an exposition without any metric."""
+    return _generated(form, CollectorRegistry())
 
 
-def _sorted(
-    family: Family, samples: Iterable[tuple[tuple[str, ...], float]]
-) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Samples in the order of their labels, each label set once: Prometheus drops a duplicate or a scrape."""
+def _generated(form: Format, registry: CollectorRegistry) -> str:
+    match form:
+        case Format.TEXT:
+            return generate_latest(registry).decode()
+        case Format.OPENMETRICS:
+            text: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
+            return text.decode()
+
+
+def _samples(family: Family, samples: Iterable[Sample]) -> str:
+    """Lines in the order of their labels, each label set once: Prometheus drops a duplicate or a scrape.
+
+    Written here because prometheus_client takes some five times as long: it checks each name of each sample
+    anew. Both know no more than one way to write a label or a number.
+    """
+    count = len(family.labels)
     unique: dict[tuple[str, ...], float] = {}
     for labels, number in samples:
-        # prometheus_client would drop what is too much or too little without a word.
-        if len(labels) != len(family.labels):
-            raise ValueError(
-                f"{family.full_name}: {len(labels)} label values for {len(family.labels)} labels"
-            )
-        unique.setdefault(tuple(_encodable(label) for label in labels), number)
-    return iter(sorted(unique.items()))
+        if len(labels) != count:
+            raise ValueError(f"{family.full_name}: {len(labels)} label values for {count} labels")
+        unique.setdefault(labels if "".join(labels).isascii() else tuple(map(_encodable, labels)), number)
+    name = family.full_name
+    if family.kind == "counter":
+        name = f"{name.removesuffix('_total')}_total"
+    places = sorted(range(count), key=lambda place: family.labels[place])
+    pairs = ",".join(f'{family.labels[place]}="%s"' for place in places)
+    line = f"{name}{{{pairs}}} %s\n" if places else f"{name} %s\n"
+    return "".join(
+        line % (*[_escaped(labels[place]) for place in places], floatToGoString(number))
+        for labels, number in sorted(unique.items())
+    )
 
 
 def _encodable(label: str) -> str:
     """The label without lone surrogates, which JSON can carry and UTF-8 cannot."""
-    return label if label.isascii() else label.encode("utf-8", "replace").decode()
+    return label.encode("utf-8", "replace").decode()
+
+
+def _escaped(label: str) -> str:
+    """As the text formats quote a label value."""
+    if "\\" in label or '"' in label or "\n" in label:
+        return label.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return label
 
 
 # --- negotiation --------------------------------------------------------------------------------------------

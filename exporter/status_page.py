@@ -7,7 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
 
-from exporter.model import SOURCES, Gpu, Missed, Off, Reading, Report, Seen, value
+from exporter.diagnosis import RULES
+from exporter.model import (
+    SOURCES,
+    DeviceKey,
+    Finding,
+    Gpu,
+    Missed,
+    Off,
+    Reading,
+    Report,
+    Seen,
+    Undetermined,
+    value,
+)
 
 _STYLE = (
     "body{font-family:sans-serif;margin:2em;max-width:70em}table{border-collapse:collapse}td,th{border:1px "
@@ -36,6 +49,17 @@ def _body(report: Report | None, telemetry_path: str, version: str) -> Iterator[
         return
     snapshot = report.snapshot
     yield f"<p>Node {escape(snapshot.node_name)}, as seen at {_moment(snapshot.at)}.</p>"
+    yield "<h2>Findings</h2>"
+    active = [finding for finding in report.diagnosis.findings if finding.active]
+    if active:
+        heads = ("finding", "kind", "device", "pod", "pid", "since", "evidence", "what to do")
+        yield _table(heads, (_finding(finding) for finding in active))
+    else:
+        yield "<p>None is active.</p>"
+    if report.diagnosis.undetermined:
+        yield "<h2>Not known</h2>"
+        doubts = sorted({_doubt(one) for one in report.diagnosis.undetermined})
+        yield _table(("finding", "kind", "device", "why it could not be judged"), doubts)
     yield "<h2>Sources</h2>"
     yield _table(("source", "up", "why", "last answer"), _sources(report))
     yield "<h2>GPUs</h2>"
@@ -46,6 +70,32 @@ def _body(report: Report | None, telemetry_path: str, version: str) -> Iterator[
         indices = dict(report.history.indices)
         rows = (_gpu(gpu, indices.get(gpu.uuid, gpu.index)) for gpu in nvml.gpus)
         yield _table(("gpu", "uuid", "product", "PCI address", "MIG devices", "state"), rows)
+
+
+def _finding(finding: Finding) -> Sequence[str]:
+    holds = finding.holds
+    rule = next(rule for rule in RULES if rule.finding is holds.subject.finding)
+    workload = holds.workload
+    pod = f"{workload.namespace}/{workload.pod}" if workload.pod else ""
+    cause = f" (explained by {finding.explained_by})" if finding.explained_by else ""
+    return (
+        holds.subject.finding.value + cause,
+        holds.kind,
+        _device(holds.subject.device),
+        pod,
+        f"{holds.pid} {holds.comm}" if holds.pid else "",
+        _moment(finding.since),
+        "; ".join(holds.evidence),
+        rule.remedy,
+    )
+
+
+def _doubt(one: Undetermined) -> tuple[str, ...]:
+    return (one.finding.value, one.kind, _device(one.device) or "any", one.reason)
+
+
+def _device(key: DeviceKey | None) -> str:
+    return "" if key is None else key.mig_uuid or key.uuid
 
 
 def _sources(report: Report) -> Iterator[Sequence[str]]:

@@ -42,16 +42,21 @@ def devices(
     `certain`: the kubelet's list is whole, so that a device that nobody was given is free.
     """
     baselines = dict(history.baselines)
+    of_device: dict[DeviceKey | None, list[Grant]] = {}  # None: an id that names no device that is known
+    for grant in given:
+        of_device.setdefault(grant.device, []).append(grant)
     for uuid, known in sorted(inventory.known.items()):
         gpu = inventory.gpus.get(uuid)
         parent = bool(known.instances or (gpu and gpu.mig_enabled))
         for key in (DeviceKey(uuid), *sorted(known.instances, key=lambda key: key.order)):
             # A parent in MIG mode is given only in parts, unless the device plugin has no MIG strategy.
-            counts = key.gi is not None or not parent or any(grant.device == key for grant in given)
+            counts = key.gi is not None or not parent or key in of_device
+            mine = of_device.get(key, [])
+            near = [grant for one in {key, DeviceKey(uuid), None} for grant in of_device.get(one, ())]
             yield DeviceUse(
                 device=key,
-                owner=granted.owner(key, given, names),
-                allocated=granted.allocated(key, given, names, certain) if counts else None,
+                owner=granted.owner(key, mine, names),
+                allocated=granted.allocated(key, near, names, certain) if counts else None,
                 **_memory(policy, baselines, gpu, key),
             )
         for key in shared_instances(known.instances):

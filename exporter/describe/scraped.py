@@ -78,7 +78,7 @@ def of_metrics(text: str, origin: str) -> View:
         node=names[0] if names else "",
         origin=origin,
         at=stamps[0] if stamps else None,
-        seen=up.get("nvml", False) or up.get("processes", False),
+        seen=up.get("nvml", False),
         devices=tuple(_device(found, place, given, listed=up.get("kubelet", False)) for place in places),
         problems=tuple(_problems(found, None)),
         doubts=tuple(_doubts(found, places)),

@@ -18,7 +18,7 @@ class Verdict(IntEnum):
 
     NOTHING_WRONG = 0  # nothing that could be judged
     WRONG = 1
-    NOT_SEEN = 3  # neither NVML nor the host's processes were to be seen
+    NOT_SEEN = 3  # NVML did not answer: that nothing else is wrong is no clean bill for its GPUs
 
 
 @dataclass(frozen=True, slots=True)

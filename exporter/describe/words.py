@@ -18,6 +18,7 @@ from exporter.settings import format_duration
 _COLOURS = {"bold": "1", "bad": "1;31", "doubt": "33", "quiet": "2"}
 _SEEN_BY = {"nvml": "NVML", "holder": "open files", "both": "NVML, files"}
 _GIVEN = {True: "yes", False: "NO", None: ""}
+_NEEDS_NONE = "-"  # infrastructure is given no GPU and needs none
 _HEAD = ("PID", "NAME", "OWNER", "POD", "CONTAINER", "MEMORY", "SEEN BY", "STATE", "GIVEN")
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
@@ -118,7 +119,7 @@ def _holder(one: Holder) -> Sequence[str]:
     pod = f"{one.namespace}/{one.pod}" if one.pod else one.pod_uid
     memory = "" if one.memory is None else _size(one.memory)
     seen_by = _SEEN_BY.get(one.visibility, one.visibility)
-    given = _GIVEN[one.given] or ("unknown" if one.pod else "")
+    given = _NEEDS_NONE if one.owner == "system" else _GIVEN[one.given] or ("unknown" if one.pod else "")
     return (str(one.pid), one.comm, one.owner, pod, one.container, memory, seen_by, one.state, given)
 
 
@@ -193,7 +194,7 @@ def _summary(view: View) -> Line:
             count = len(view.everything_wrong)
             return "bad", "1 thing is wrong." if count == 1 else f"{count} things are wrong."
         case Verdict.NOT_SEEN:
-            return "bad", "Nothing could be seen: neither NVML nor the processes of the host."
+            return "bad", "The GPUs could not be seen: NVML did not answer. This is no clean bill for them."
         case Verdict.NOTHING_WRONG if view.doubts or view.gaps:
             return "doubt", "Nothing wrong was found in what could be judged."
         case _:

@@ -62,7 +62,7 @@ def _judged(rule: Rule, facts: Facts, previous: Iterable[Finding]) -> Iterator[R
     before = {one.holds.subject.device for one in previous if one.holds.subject.finding is rule.finding}
     for kind in rule.kinds:
         for device in scope | before:
-            # A GPU that is no longer known has taken its rows along: only what else is missing leaves a doubt.
+            # A GPU that is no longer known has taken its rows along: what else is missing leaves a doubt.
             if lack := _lack(kind, facts, device if device in scope else None):
                 lacking.add(_unjudged(rule, kind, device, lack))
     for ruling in rule.check(facts):

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from exporter.diagnosis import standing
 from exporter.diagnosis.facts import Facts
 from exporter.diagnosis.offers import ADVISORY, PART, UNKNOWN, WHOLE, Offers, Stock, missing_parts
 from exporter.diagnosis.rule import Evidence
+from exporter.diagnosis.standing import Standing
 from exporter.model import (
     NOBODY,
     FindingName,
@@ -161,6 +163,8 @@ def _held(facts: Facts) -> Iterator[Ruling]:
     for name, grants in missing.items():
         if not all(grant.current for grant in grants):
             yield _unknown("allocated_device_missing", "kubelet_restarted", name)
+        elif all(standing.of_grant(facts, grant) is Standing.UNKNOWN for grant in grants):
+            yield _unknown("allocated_device_missing", "pod_unknown", name)  # it may have ended
         elif blurred and name.startswith("MIG-"):
             yield _unknown("allocated_device_missing", "instances_not_read", name)
         else:

@@ -71,6 +71,7 @@ class Facts:
         nvml, table, pods = value(snapshot.nvml), value(snapshot.processes), value(snapshot.pods)
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in nvml.gpus} if nvml else {}
         self.device_uses: dict[DeviceKey, DeviceUse] = {use.device: use for use in attribution.devices}
+        self._cut = {key.uuid for key in self.device_uses if key.gi is not None}
         self.processes: dict[ProcessId, Process] = (
             {process.id: process for process in table.processes} if table else {}
         )
@@ -91,7 +92,9 @@ class Facts:
             if use.process is not None:
                 self._uses_of[use.process].append(use)
         self._grants_on: dict[DeviceKey, list[Grant]] = defaultdict(list)
+        self._grants_of: dict[tuple[str, str], list[Grant]] = defaultdict(list)
         for grant in attribution.grants:
+            self._grants_of[grant.workload.namespace, grant.workload.pod].append(grant)
             if grant.device is not None:
                 self._grants_on[grant.device].append(grant)
         rows = [row for gpu in self.gpus.values() for row in gpu.rows or ()]
@@ -130,8 +133,7 @@ class Facts:
     def is_parent(self, device: DeviceKey) -> bool:
         """Whether it is a GPU that is cut into MIG devices, or ready to be."""
         gpu = self.gpu(device)
-        cut = any(key.uuid == device.uuid and key.gi is not None for key in self.device_uses)
-        return device.gi is None and (cut or bool(gpu and gpu.mig_enabled))
+        return device.gi is None and (device.uuid in self._cut or bool(gpu and gpu.mig_enabled))
 
     def parts(self, device: DeviceKey) -> tuple[DeviceKey, ...]:
         """The MIG devices of a GPU."""
@@ -157,11 +159,7 @@ class Facts:
 
     def grants_of(self, namespace: str, pod: str) -> tuple[Grant, ...]:
         """What the kubelet gave to a pod, resolved or not."""
-        return tuple(
-            grant
-            for grant in self.attribution.grants
-            if (grant.workload.namespace, grant.workload.pod) == (namespace, pod)
-        )
+        return tuple(self._grants_of.get((namespace, pod), ()))
 
     def older_row(self, use: Use) -> RowSighting | None:
         """The row's first sighting, if it is older than the process with its number, which holds nothing.

@@ -104,7 +104,7 @@ def _phantom(facts: Facts, use: Use) -> Ruling:
 
 
 def _unread_kin(facts: Facts, use: Use) -> str:
-    """What could not be read of a process that may hold the files of a dead one's pod; "" if there is none."""
+    """What could not be read of a process that may hold a dead one's files, "" if there is none."""
     parts = [
         part
         for process in facts.processes.values()

@@ -68,9 +68,9 @@ def of_grant(facts: Facts, grant: Grant) -> Standing:
         return Standing.CURRENT
     lack = facts.lack(Evidence.PODS, None)
     if lack is None:
-        # One that lives under a UID that nothing names may be it.
+        # It may live unseen, or under a UID that nothing names.
         unnamed = not grant.pod_uid and facts.attribution.unnamed_pods
-        return Standing.UNKNOWN if unnamed else Standing.OVER
+        return Standing.UNKNOWN if unnamed or table is None else Standing.OVER
     return Standing.CURRENT if lack.off else Standing.UNKNOWN  # off: the kubelet's word is all there is
 
 

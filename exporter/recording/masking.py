@@ -43,12 +43,16 @@ ROLES: dict[tuple[str, str], str] = {
 }
 STACK = re.compile(
     r"nvidia[\w.-]*|dcgm[\w.-]*|nv-hostengine|gpu-operator[\w.-]*|gpu-feature-discovery|kube-system|"
-    r"node-feature-discovery|user@\d+\.service|session-\w+\.scope|(?:kubelet|containerd|docker|crio)\.service"
+    r"node-feature-discovery|(?:crio|libpod)-conmon-[0-9a-f]+[^/]*|user@\d+\.service|session-\w+\.scope|(?:kubelet|containerd|docker|crio)\.service"
 )
-_UUID = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}(?:([-_])[0-9a-f]{4}){3}\1[0-9a-f]{12}(?![0-9a-f])")
-_HASH = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")  # the UID of a static pod
-_UNIT = re.compile(
-    r"(?<=/)(?!cri-containerd-|crio-|docker-|libpod-)[^/\n]+\.(?:service|scope)(?=/|$)", re.MULTILINE
+_UUID = re.compile(
+    r"[0-9a-f]{8}(?:([-_])[0-9a-f]{4}){3}\1[0-9a-f]{12}(?![0-9a-f])"
+)  # `pod` may come before it
+_HASH = re.compile(r"(?:(?<=pod)|(?<![0-9a-f]))[0-9a-f]{32}(?![0-9a-f])")  # the UID of a static pod
+# Parts of a cgroup's path that say nothing but what they are.
+_GROUP = re.compile(
+    r"|\.\.|kubepods[\w.-]*|pod[0-9a-f_-]{32,36}(?:\.slice)?|(?:system|user|machine|init)\.(?:slice|scope)|"
+    r"user-\d+\.slice|(?:cri-containerd-|crio-|docker-|libpod-)?[0-9a-f]{64}(?:\.scope)?"
 )
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})")  # as in exporter.cgroups
 
@@ -204,7 +208,7 @@ class _Mask:
         comm = _comm(texts["stat"].partition("(")[2].rpartition(")")[0])
         others = [line for line in texts["status"].split("\n") if not line.startswith("Name:")]
         found["status"] = "\n".join([f"Name:\t{self.name('comm', comm)}", *others])
-        found["cgroup"] = _UNIT.sub(self._unit, texts["cgroup"])
+        found["cgroup"] = self._cgroup(texts["cgroup"])
         found["descriptors"] = [
             {**one, "text": self._path(one["text"])} for one in texts.get("descriptors", ())
         ]
@@ -215,8 +219,20 @@ class _Mask:
         }
         return {key: value for key, value in found.items() if key in texts}
 
-    def _unit(self, match: re.Match[str]) -> str:
-        return self.name("unit", _ESCAPED.sub(lambda m: chr(int(m[1], 16)), match[0]))
+    def _cgroup(self, text: str) -> str:
+        lines = [line.rpartition(":") for line in text.split("\n")]
+        return "\n".join(f"{head}{colon}{self._groups(path)}" for head, colon, path in lines)
+
+    def _groups(self, path: str) -> str:
+        whole = path.removesuffix(" (deleted)")
+        return "/".join(map(self._group, whole.split("/"))) + path[len(whole) :]
+
+    def _group(self, part: str) -> str:
+        if _GROUP.fullmatch(part):
+            return part
+        if part.endswith((".service", ".scope")):
+            return self.name("unit", _ESCAPED.sub(lambda m: chr(int(m[1], 16)), part))
+        return self._drawn("group", part) + (".slice" if part.endswith(".slice") else "")
 
     def _stat(self, text: str) -> str:
         head, _, tail = text.rpartition(")")
@@ -228,7 +244,10 @@ class _Mask:
         return " ".join([*fields, self._path(path)])
 
     def _path(self, path: str) -> str:
-        return path if STACK.match(path.rpartition("/")[2]) else f"/{self._drawn('file', path)}"
+        folder, _, name = path.rpartition("/")
+        if not STACK.match(name):
+            return f"/{self._drawn('file', path)}"
+        return path if folder.startswith("/dev") else f"/{self._drawn('folder', folder)}/{name}"
 
 
 def _comm(latin: str) -> str:

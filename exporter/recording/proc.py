@@ -19,6 +19,7 @@ OF_NODE = {"devices": "devices", "mig_minors": "driver/nvidia-caps/mig-minors"}
 OF_PROCESS = ("stat", "cgroup", "wchan")
 # What says something of a process in its status; the rest is nobody's business.
 STATUS = (b"Name", b"Tgid", b"SigPnd", b"ShdPnd", b"CoreDumping")
+_START = 20  # fields of stat after the name, the last of them the start time
 LIMIT = 1 << 20  # bytes of one text
 
 
@@ -51,6 +52,7 @@ def _process(procfs: Path, process: Process, majors: Majors) -> dict[str, Any]:
                 found[name] = directory.read(name).decode("latin-1")
             except PermissionError:
                 found[name] = ""
+        found["stat"] = _without_addresses(found["stat"])
         lines = directory.read("status", 16384).split(b"\n")
         found["status"] = b"\n".join(line for line in lines if line.split(b":")[0] in STATUS).decode(
             "latin-1"
@@ -61,6 +63,13 @@ def _process(procfs: Path, process: Process, majors: Majors) -> dict[str, Any]:
         if process.blocked:
             found["tasks"] = {str(task.tid): _task(procfs, process, task.tid) for task in process.blocked}
         return found
+
+
+def _without_addresses(stat: str) -> str:
+    """A text of stat in which all after the start time, which is addresses and the like, is 0."""
+    head, bracket, tail = stat.rpartition(")")
+    fields = tail.split()
+    return f"{head}{bracket} {' '.join(fields[:_START] + ['0'] * len(fields[_START:]))}\n"
 
 
 def _descriptors(directory: ProcessDirectory, majors: Majors) -> Iterator[dict[str, Any]]:
@@ -100,6 +109,7 @@ def _maps(directory: ProcessDirectory) -> Iterator[str]:
 def _task(procfs: Path, process: Process, tid: int) -> dict[str, str]:
     try:
         with ProcessDirectory(f"{procfs}/{process.id.pid}/task/{tid}") as task:
-            return {name: task.read(name, 4096).decode("latin-1") for name in ("stat", "wchan")}
+            stat, wchan = (task.read(name, 4096).decode("latin-1") for name in ("stat", "wchan"))
+            return {"stat": _without_addresses(stat), "wchan": wchan}
     except OSError:
         return {}

@@ -132,7 +132,7 @@ class CollectorSettings(_Group):
 
     telemetry: _Switch = Field(
         True,
-        description="Export temperature, power, clocks and utilisation. Turn off where DCGM exports them.",
+        description="Export temperature, power, energy and clocks. Turn off where DCGM exports them.",
     )
     telemetry_extended: _Switch = Field(
         False, description="Export ECC errors, remapped rows and the reasons for low clocks."

@@ -179,7 +179,9 @@ class Api:
         except PermissionError as error:
             raise SourceError(Reason.DENIED, f"configuration: {_line(error)}") from error
         except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
-            text = f"no way to the Kubernetes API: {_line(error)}"
+            text = (
+                f"no way to the Kubernetes API ({_line(error)}); outside a pod give --kubernetes.kubeconfig"
+            )
             raise SourceError(Reason.UNAVAILABLE, text) from error
         return self._client
 

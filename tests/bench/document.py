@@ -26,6 +26,19 @@ LIBRARIES = (
 )
 
 
+INTRODUCTION = """\
+Written by `make bench`; do not edit. Every figure is from one run on one machine, and each peer ran in the
+same run.
+"""
+METHOD = """\
+CPU time is what the kernel charged to the processes (user and system), so that it hardly depends on what else
+the machine does: other work still makes caches colder. Wall time is measured where the budget is one. Memory
+is in units of 10^6 bytes. The agent is the installed command in a process of its own, over the rig of
+tests/rig: real processes, descriptors and control groups, an NVML library in C, a kubelet on a unix socket
+and an API server on TCP.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A line of the table. `met` is None where there is no budget."""
@@ -33,11 +46,11 @@ class Row:
     what: str
     budget: str
     measured: str
-    peer: str = "–"
+    peer: str = "-"
     met: bool | None = None
 
     def __str__(self) -> str:
-        verdict = {None: "–", True: "yes", False: "**no**"}[self.met]
+        verdict = {None: "-", True: "yes", False: "**no**"}[self.met]
         return f"| {self.what} | {self.budget} | {self.measured} | {self.peer} | {verdict} |"
 
 
@@ -75,20 +88,13 @@ def megabytes(size: float) -> str:
 def page(sections: Sequence[Section], load: tuple[float, float], took: float, small: bool) -> str:
     """The whole document."""
     rows = "\n".join(str(row) for section in sections for row in section.rows)
+    trial = "**A trial run with small sizes: its figures say nothing about the budgets.**\n"
     parts = [
-        "# Benchmarks\n",
-        "Written by `make bench`; do not edit. Every figure is from one run on one machine, and each peer ran "
-        "in the same run.\n",
-        *(["**A trial run with small sizes: its figures say nothing about the budgets.**\n"] if small else []),
+        f"# Benchmarks\n\n{INTRODUCTION}",
+        *([trial] if small else []),
         f"| what | budget | measured | peer | met |\n|---|---|---|---|---|\n{rows}\n",
-        "## Machine\n",
-        _machine(load, took),
-        "## Method\n",
-        "CPU time is what the kernel charged to the processes (user and system), so that it does not depend on "
-        "what else the machine does; other work still makes caches colder. Wall time is measured where the "
-        "budget is one. Memory is in units of 10^6 bytes. The agent is the installed command in a process of "
-        "its own, over the rig of tests/rig: real processes, descriptors and control groups, an NVML library "
-        "in C, a kubelet on a unix socket and an API server on TCP.\n",
+        f"## Machine\n\n{_machine(load, took)}",
+        f"## Method\n\n{METHOD}",
         *(_told(section) for section in sections),
     ]
     return "\n".join(parts)

@@ -6,6 +6,7 @@ Everything is spawned through tests.rig; what is counted there is what the expor
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -20,18 +21,18 @@ from tests.rig.workloads import Pod
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a node is. Each client uses `spread` of the shared GPUs."""
+    """How large a node is. A client uses a GPU of its own, or two of the shared ones, or, if `wide`, three."""
 
     gpus: int = 16
     pods: int = 250
     clients: int = 160
     processes: int = 1000
     descriptors: int = 35
-    spread: int = 2
+    wide: int = 110
     helpers: int = 2  # processes of a container beside its first
 
 
-SMALL = Size(gpus=4, pods=20, clients=12, processes=80)
+SMALL = Size(gpus=4, pods=20, clients=12, processes=80, wide=0)
 
 
 @contextlib.contextmanager
@@ -43,11 +44,12 @@ def busy_node(size: Size) -> Iterator[Rig]:
         rig = stack.enter_context(Rig())
         whole = size.gpus // 2
         shared = max(1, size.gpus - whole)
-        replicas = (size.clients - whole) * size.spread // shared + 1
+        replicas = 3 * (size.clients - whole) // shared + 1
         with rig.batch():
             for index in range(size.gpus):
                 rig.add_gpu(replicas=0 if index < whole else replicas, utilization=50)
-            pods = [_add_pod(rig, number, size, whole) for number in range(size.pods)]
+            places = itertools.count()
+            pods = [_add_pod(rig, number, size, whole, places) for number in range(size.pods)]
             left = size.processes
             for number, (pod, targets) in enumerate(pods):
                 left -= _populate(rig, stack, pod, targets, size, number)
@@ -58,7 +60,9 @@ def busy_node(size: Size) -> Iterator[Rig]:
         yield rig
 
 
-def _add_pod(rig: Rig, number: int, size: Size, whole: int) -> tuple[Pod, list[Target]]:
+def _add_pod(
+    rig: Rig, number: int, size: Size, whole: int, places: Iterator[int]
+) -> tuple[Pod, list[Target]]:
     targets: list[Target] = []
     given: list[Target | tuple[Target, int]] = []
     if number < whole:
@@ -66,8 +70,7 @@ def _add_pod(rig: Rig, number: int, size: Size, whole: int) -> tuple[Pod, list[T
         given = list(targets)
     elif number < size.clients:
         shared = rig.gpus[whole:]
-        for nth in range(size.spread):
-            place = (number - whole) * size.spread + nth
+        for place in itertools.islice(places, 3 if number < size.wide else 2):
             gpu = shared[place % len(shared)]
             targets.append(gpu)
             given.append((gpu, place // len(shared)))
@@ -99,11 +102,12 @@ def _strangers(rig: Rig, stack: contextlib.ExitStack, count: int, descriptors: i
 @contextlib.contextmanager
 def mig_node(gpus: int, instances: int) -> Iterator[Rig]:
     """GPUs all cut into MIG instances, each given to a pod with one process."""
-    with Rig() as rig, rig.batch():
-        for _ in range(gpus):
-            gpu = rig.add_gpu(mig=True)
-            for _ in range(instances):
-                _use(rig, gpu)
+    with Rig() as rig:
+        with rig.batch():
+            for _ in range(gpus):
+                gpu = rig.add_gpu(mig=True)
+                for _ in range(instances):
+                    _use(rig, gpu)
         yield rig
 
 

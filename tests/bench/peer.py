@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -34,6 +35,11 @@ class Peer:
         return text
 
 
+def listed(text: str) -> int:
+    """How many rows of processes with GPU memory it serves."""
+    return len(re.findall(r"^process_gpu_memory(?!_util)\w*\{", text, re.MULTILINE))
+
+
 def install() -> Path:
     """The command, installed if it is not."""
     command = FOLDER / "bin" / NAME
@@ -50,15 +56,13 @@ def running(rig: Rig, interval: float) -> Iterator[Peer]:
     port = free_port()
     environment = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(rig.nvml_folder)}
     command = [str(install()), "--port", str(port), "--interval", str(interval), "--hostname", "rig"]
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         peer = Peer(process.pid, port)
         deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError):
-                if "process_gpu_memory" in peer.scrape():
+                if listed(peer.scrape()):
                     break
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{NAME} does not serve: {process.poll()}")

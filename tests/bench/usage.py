@@ -1,13 +1,15 @@
 """What processes cost, from the kernel's own books: CPU time, memory, threads and descriptors.
 
-Nothing here knows what the processes do. CPU time comes from /proc/PID/stat, whose sum of user and system time
-the kernel scales to what the scheduler measured, in steps of a clock tick.
+Nothing here knows what the processes do. CPU time comes from /proc/PID/stat: the
+kernel scales its sum of user and system time to what the scheduler measured, in steps of a clock tick.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +25,9 @@ MB = 1e6
 class Memory:
     """Memory of a group of processes in bytes.
 
-    `pss` is the sum of their proportional shares. A page of a library counts less there for each process of the
-    machine that maps it too, this benchmark's own among them; `alone` counts every page that one of the group
-    maps once and in full, as if no other process shared it.
+    `pss` is the sum of their proportional shares. A page of a library counts less there for each process of
+    the machine that maps it too, this benchmark's own among them; `alone` counts every page that one of the
+    group maps once and in full, as if no other process shared it.
     """
 
     pss: int
@@ -34,11 +36,8 @@ class Memory:
 
 def family(pid: int) -> list[int]:
     """A process and its children, those that live."""
-    found = [pid]
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and _field(int(entry), 1) == pid:
-            found.append(int(entry))
-    return found
+    others = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return [pid, *(other for other in others if _field(other, 1) == pid)]
 
 
 def cpu_seconds(pids: Collection[int]) -> float:
@@ -66,10 +65,26 @@ def memory(pids: Collection[int]) -> Memory:
 
 def pss(pid: int) -> int:
     """The proportional set size of one process, in bytes."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return _rollup(pid, "Pss:")
+
+
+def private(pid: int) -> int:
+    """Pages that only this process maps and has written to, in bytes."""
+    return _rollup(pid, "Private_Dirty:")
+
+
+def imported(code: str) -> int:
+    """Pages that a fresh interpreter has written to once it has run a line of imports, in bytes."""
+    look = "; print(next(l.split()[1] for l in open('/proc/self/smaps_rollup') if l.startswith('Private_Dirty')))"
+    told = subprocess.run(
+        [sys.executable, "-I", "-c", code + look], check=True, capture_output=True, text=True
+    )
+    return int(told.stdout) * 1024
+
+
+def _rollup(pid: int, name: str) -> int:
+    lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
+    return sum(int(words[1]) * 1024 for words in lines if words[0] == name)
 
 
 def _frames(pid: int) -> set[int]:

@@ -34,9 +34,9 @@ class Watch:
         return self._agent.samples()
 
     def cycles(self, count: int) -> tuple[float, int]:
-        """CPU seconds of the agent and its children for each of so many whole cycles, and how many those were.
+        """CPU seconds of the agent and its children for each of so many cycles, and how many those were.
 
-        Sources that were late are an error: a cycle without them is none.
+        A source that was late is told of on standard error: a cycle without it costs less.
         """
         first, errors = self._next_cycle()
         pids = self.pids
@@ -48,6 +48,13 @@ class Watch:
         if late > errors:
             sys.stderr.write(f"sources were late {late - errors:.0f} times in {done} cycles\n")
         return spent / done, done
+
+    def parts(self) -> str:
+        """What the agent and its children have spent so far, in words."""
+        modules = {pid: module.rpartition(".")[2] for module, pid in observe.children(self._agent).items()}
+        spent = {modules.get(pid, "agent"): usage.cpu_seconds([pid]) for pid in self.pids}
+        whole = sum(spent.values())
+        return ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in spent.items())
 
     def _next_cycle(self) -> tuple[float, float]:
         """Wait until a cycle has just ended; when it began, and how often a source was missed so far."""
@@ -86,11 +93,11 @@ def start(rig: Rig, *args: str) -> tuple[float, float]:
         return time.perf_counter() - began, usage.cpu_seconds(usage.family(agent.pid))
 
 
-def load(port: int, clients: int, bursts: int, interval: float) -> tuple[list[float], int]:
+def load(port: int, clients: int, bursts: int, interval: float, *more: str) -> tuple[list[float], int]:
     """What tests.bench.load measured: seconds of each scrape, and bytes of one."""
     command: Sequence[str] = (
         *(sys.executable, "-m", "tests.bench.load"),
-        *(str(port), str(clients), str(bursts), str(interval)),
+        *(str(port), str(clients), str(bursts), str(interval), *more),
     )
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return told["seconds"], told["bytes"]

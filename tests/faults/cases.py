@@ -62,9 +62,9 @@ CASES = (
     Case(
         "Kubelet",
         "kubelet restarting: empty, partial, full",
-        "Everything; the allocations that it lists",
-        "Whether a device is allocated whose pod was listed before and still runs; pods gone by its word",
-        "Each device when it is listed again",
+        "Everything; what it no longer lists as last heard, for 60 s",
+        f"{_LISTS}; after 60 s whether such a device is allocated, until it is listed again",
+        "Allocations at once; an absent pod is believed gone 3 min after the restart",
     ),
     Case("Kubernetes API", "API 401", _API_SERVED, _API_UNKNOWN, _RETRY),
     Case("Kubernetes API", "API 403", _API_SERVED, _API_UNKNOWN, _RETRY),
@@ -75,9 +75,9 @@ CASES = (
     Case(
         "Kubernetes API",
         "API token rotated",
-        _API_SERVED,
-        _API_UNKNOWN,
-        "By itself: the kubeconfig is read anew after a failed request, 10 s later",
+        "Everything",
+        "Nothing",
+        "By itself: a request that is refused is made again with the kubeconfig as it is then",
     ),
     Case(
         "NVML",

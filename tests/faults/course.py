@@ -6,13 +6,13 @@ appeared or resolved. Nothing of the exporter is imported.
 
 from __future__ import annotations
 
+import os
 import pprint
 import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tests.faults.cases import BY_NAME, Case
@@ -90,8 +90,7 @@ def told(world: World, samples: Samples) -> set[Row]:
     """
 
     def here(pid: str) -> bool:
-        alive = pid.isdigit() and Path(f"/proc/{pid}").exists()
-        return pid in world.pids or not pid or (alive and not observe.another_rigs(int(pid)))
+        return not pid or pid in world.pids or os.getpid() in observe.ancestors(int(pid))
 
     found = rows(samples, "finding_info", "finding", "uuid", "pid")
     return {row for row in found if here(row[2])}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.conftest import Begin
 from tests.faults.course import World, facts, unjudged, well
-from tests.rig.agent import Agent
+from tests.rig.agent import Agent, Samples
 from tests.rig.errors import RigError
 from tests.rig.mounts import bind, mount, unmount
 from tests.rig.rig import Rig
@@ -142,11 +142,11 @@ def test_clock_set_back(
         for wanted in (-HOUR, 0):
             set_clock(shift, wanted)
             course.strike()
-            course.until(
-                "back an hour" if wanted else "forward again",
-                lambda _, wanted=wanted: abs(ahead() - wanted) < 5,
-                True,
-            )
+
+            def shifted(_: Samples, wanted: int = wanted) -> bool:
+                return abs(ahead() - wanted) < 5
+
+            course.until("back an hour" if wanted else "forward again", shifted, True)
             began = one(course.samples(), "cycle_timestamp_seconds")
             course.lasts(5, well(world), set())
             assert (one(course.samples(), "cycle_timestamp_seconds") or 0.0) > (began or 0.0) + 2

@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import grpc
 import pytest
 
 from tests.faults.conftest import Begin
-from tests.faults.course import Facts, World, facts, well
-from tests.rig.agent import Agent, Samples
+from tests.faults.course import World, facts, well
+from tests.rig.agent import Agent
 from tests.system.observe import up, values
 
 pytestmark = pytest.mark.timeout(120)
@@ -88,30 +87,17 @@ def test_refused(world: World, agent: Agent, begin: Begin) -> None:
 
 
 def test_restarting(world: World, agent: Agent, begin: Begin) -> None:
-    """A new kubelet lists nothing and offers nothing, then one pod of two, then both."""
+    """A new kubelet lists nothing and offers nothing, then one pod of two, then both: nothing is set free."""
     course = begin("kubelet restarting: empty, partial, full", world, agent)
     rig = world.rig
-    uuids = [gpu.uuid for gpu in rig.gpus]
-
-    def given(samples: Samples) -> list[float | None]:
-        """Whether the first two devices are allocated; None: it is not known."""
-        found = values(samples, "gpu_allocated", "uuid")
-        return [found.get((uuid,)) for uuid in uuids[:2]]
-
-    def listed(*pods: str) -> Facts:
-        named = {(uuids[0], "train-0"), (uuids[1], "train-1")}
-        kept = {row for row in named if row[1] in pods}
-        owners = kept | {(uuid, "") for uuid in uuids if uuid not in {row[0] for row in kept}}
-        return replace(well(world), allocations=frozenset(kept), owners=frozenset(owners))
-
     whole = rig.kubelet._answer("GetAllocatableResources")
     rig.kubelet.set(pods=[], allocatable=[])
     rig.kubelet.restart()
-    course.until("both unknown", given, [None, None])
-    course.lasts(3, listed(), LISTS, "kubelet")
+    calls = rig.kubelet.calls["List"]
+    course.lasts(4, well(world), LISTS, "kubelet")
+    assert rig.kubelet.calls["List"] >= calls + 2, "it was not asked"
     rig.kubelet.set(pods=[rig.pods[0].resources()])
     rig.kubelet.set_raw("GetAllocatableResources", whole)
-    course.until("one known", given, [1.0, None])
-    course.lasts(3, listed("train-0"), LISTS, "kubelet")
+    course.lasts(4, well(world), LISTS, "kubelet")
     rig.sync()
     course.over("kubelet")

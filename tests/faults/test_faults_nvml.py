@@ -138,6 +138,10 @@ def test_lost_gpu(world: World, agent: Agent, begin: Begin) -> None:
     gpu.overrides = {"lost": True}
     world.rig.sync()
 
+    def doubtful(samples: Samples) -> set[str]:
+        found = rows(samples, "finding_undetermined", "uuid", "finding", "reason")
+        return {uuid if uuid == gpu.uuid else f"{uuid} {finding} {reason}" for uuid, finding, reason in found}
+
     def lost(samples: Samples) -> set[tuple[str, ...]]:
         return rows(samples, "gpu_memory_used_bytes", "uuid")
 
@@ -147,9 +151,7 @@ def test_lost_gpu(world: World, agent: Agent, begin: Begin) -> None:
     owners = frozenset(row for row in whole.owners if row[0] != gpu.uuid)
     unknown = NVML_UNKNOWN - {"node_capacity_mismatch"}
     course.lasts(3, replace(whole, gpus=others, owners=owners), unknown)
-    course.until(
-        "the others judged", lambda samples: rows(samples, "finding_undetermined", "uuid"), {(gpu.uuid,)}
-    )
+    course.until("the others judged", doubtful, {gpu.uuid})
     gpu.overrides = {}
     world.rig.sync()
     course.until("the loss resolved", lambda samples: course.consequences & told(world, samples), set())

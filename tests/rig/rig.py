@@ -202,8 +202,8 @@ class Rig:
 
         `memory` is in bytes on each target. Not `listed`: NVML does not know it. Not `uvm`: it only looks, as
         nvidia-smi does. With `visible` it lives in a root of its own whose /dev shows these nodes; those it
-        opens must be among them. `more` adds orders after the devices are open, such as a fork; `first` before,
-        while the host's files are in sight.
+        opens must be among them. `more` adds orders after the devices are open, such as a fork; `first`
+        before, while the host's files are in sight.
         """
         orders = Orders().cgroup(group)
         if first is not None:

@@ -13,8 +13,7 @@ from tests.rig.agent import Agent, Samples
 from tests.rig.hardware import Gpu, Target
 from tests.rig.rig import Rig
 from tests.rig.workloads import Pod, Process
-from tests.system import observe
-from tests.system.observe import WORKLOAD, Row, eventually, series, values
+from tests.system.observe import WORKLOAD, Row, eventually, rows, values
 
 # Every kind at the least age there is, but for the one that every waiting pod would fulfil.
 KINDS = {
@@ -43,10 +42,17 @@ def add_gpu(rig: Rig, **more: Any) -> Gpu:
     return rig.add_gpu(minor=MINORS[len(rig.gpus)], **more)
 
 
-def add_pod(rig: Rig, name: str, given: Sequence[Target | tuple[Target, int]], **more: Any) -> Pod:
+def add_pod(
+    rig: Rig,
+    name: str,
+    given: Sequence[Target | tuple[Target, int]],
+    *,
+    sees: Sequence[Target] = (),
+    **more: Any,
+) -> Pod:
     """A pod that was given devices, with the first process of its container, which uses nothing."""
     pod = rig.add_pod("team-a", name, {"main": given}, **more)
-    work(rig, pod, listed=False, uvm=False, comm=b"init")
+    work(rig, pod, sees=sees, listed=False, uvm=False, comm=b"init")
     return pod
 
 
@@ -58,9 +64,7 @@ def work(rig: Rig, pod: Pod, *targets: Target, sees: Sequence[Target] = (), **mo
     return rig.add_process(pod, "main", *targets, visible=tuple(nodes), **more)
 
 
-def row(
-    finding: str, kind: str, gpu: Gpu, process: Process | None = None, explained_by: str = ""
-) -> Row:
+def row(finding: str, kind: str, gpu: Gpu, process: Process | None = None, explained_by: str = "") -> Row:
     """A finding as the rig knows it: about a process of a pod, or about the device."""
     pod = process.pod if process else None
     pid = str(process.pid) if process else ""
@@ -70,12 +74,8 @@ def row(
 
 
 def told(samples: Samples) -> set[Row]:
-    """Everything that is wrong on the node, without what another rig's processes do."""
-    return {
-        tuple(labels[name] for name in TOLD)
-        for labels in series(samples, "finding_info")
-        if not (labels["pid"] and observe.another_rigs(int(labels["pid"])))
-    }
+    """Everything that is wrong on the node."""
+    return rows(samples, "finding_info", *TOLD)
 
 
 def counted(samples: Samples) -> dict[Row, float]:

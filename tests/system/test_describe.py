@@ -1,4 +1,4 @@
-"""The command `describe`, as an on-call runs it on a node or against an exporter: what it says and returns."""
+"""The command `describe`, run on a node or against an exporter: what it says and returns."""
 
 import json
 import os
@@ -98,7 +98,12 @@ def test_a_healthy_node(rig: Rig, pod: Pod, command: Sequence[str]) -> None:
     assert said.code == NOTHING_WRONG, said.out + said.errors
     assert said.out.startswith("Node rig-node: this node, looked at once")
     assert said.out.endswith("\nNothing is wrong.\n")
-    for expected in (gpu.uuid, gpu.name, "Given to   team-a/train-0 main (nvidia.com/gpu)", "4.0 GiB of 40.0 GiB"):
+    for expected in (
+        gpu.uuid,
+        gpu.name,
+        "Given to   team-a/train-0 main (nvidia.com/gpu)",
+        "4.0 GiB of 40.0 GiB",
+    ):
         assert expected in said.out
     (line,) = [line.split() for line in said.out.splitlines() if line.split()[:1] == [str(process.pid)]]
     assert line[1:5] == ["python3", "pod", "team-a/train-0", "main"]
@@ -126,7 +131,9 @@ def test_a_broken_node(rig: Rig, pod: Pod, command: Sequence[str]) -> None:
 
 def test_json_keeps_its_form(rig: Rig, pod: Pod, command: Sequence[str]) -> None:
     """One document in ASCII with the same fields, healthy or not; numbers are numbers."""
+    worker = findings.work(rig, pod, rig.gpus[0])
     healthy = on_node(command, rig, "--output=json")
+    rig.end(worker)
     process = broken(rig, pod)
     said = on_node(command, rig, "--output=json")
     assert (healthy.code, said.code) == (NOTHING_WRONG, WRONG)
@@ -177,15 +184,15 @@ def test_without_nvml(rig: Rig, pod: Pod, command: Sequence[str]) -> None:
     """Holders are still told, and what could not be seen is too: it is not called healthy."""
     process = findings.work(rig, pod, rig.gpus[0])
     said = on_node(command, rig, "--nvml.library=/nowhere/libnvidia-ml.so.1")
-    assert said.code == NOTHING_WRONG, said.out + said.errors
+    assert said.code == NOT_SEEN, said.out + said.errors
     assert "\n  nvml: unavailable" in said.out
     assert "Could not be judged" in said.out
     assert "phantom_process" in said.out
     assert str(process.pid) in said.out
-    assert said.out.endswith("\nNothing wrong was found in what could be judged.\n")
+    assert "The GPUs could not be seen" in said.out
     blind = on_node(command, rig, "--nvml.library=/nowhere/libnvidia-ml.so.1", "--path.procfs=/nowhere")
     assert blind.code == NOT_SEEN, blind.out + blind.errors
-    assert "Nothing could be seen" in blind.out
+    assert "The GPUs could not be seen" in blind.out
 
 
 @pytest.mark.parametrize("comm", [b"\x1b[2Jgone", b"a\nWRONG: x", b"\xff\xfe\x9b31m", b'"}],"x":1'])

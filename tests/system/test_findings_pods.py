@@ -1,4 +1,4 @@
-"""Findings about pods: what outlives them, and what they use that is not theirs; told alone, and until it ends."""
+"""Findings about pods: what outlives them, what they use that is not theirs; told alone, until it ends."""
 
 import datetime as dt
 import time
@@ -108,7 +108,7 @@ def test_two_pods_on_one_gpu_and_the_repair(rig: Rig, agent: Agent) -> None:
     """One GPU each, and both on the first: told once for the GPU and once for the one that is wrong there."""
     first, second = rig.gpus[0], rig.gpus[1]
     owner, at_home = working(rig, "owner", first)
-    guest = findings.add_pod(rig, "guest", [second])
+    guest = findings.add_pod(rig, "guest", [second], sees=[first])
     lost = findings.work(rig, guest, first, sees=[first], memory=3 * GIB)
     visible = ("visible_not_allocated", "other", first.uuid, "", guest.uid, "team-a", "guest", "main", "")
     shared = ("exclusive_gpu_shared", "double_use", first.uuid, str(at_home.pid), *[""] * 5)
@@ -132,8 +132,10 @@ def test_pods_that_share_a_gpu_as_planned(rig: Rig, agent: Agent) -> None:
     pids = {findings.work(rig, pod, gpu).pid for pod in pods}
     observe.eventually(
         agent,
-        lambda samples: {int(one["pid"]) for one in series(samples, "process_info", pod_uid=pods[0].uid)}
-        | {int(one["pid"]) for one in series(samples, "process_info", pod_uid=pods[1].uid)},
+        lambda samples: (
+            {int(one["pid"]) for one in series(samples, "process_info", pod_uid=pods[0].uid)}
+            | {int(one["pid"]) for one in series(samples, "process_info", pod_uid=pods[1].uid)}
+        ),
         pids,
     )
     steady(agent, told, set(), 5)

@@ -1,14 +1,13 @@
 """Small random nodes over time: what hypothesis draws for the properties of the diagnosis.
 
 A history begins with a node and changes it part by part, so that most of what is wrong stays wrong for a few
-cycles. Each cycle may lose sources: an answer that did not come, or one that is a part of the truth, as the
-sources make them (`truncated`).
+cycles. In some, sources come, go, and tell only a part of the truth (losses.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
@@ -23,35 +22,27 @@ from exporter.model import (
     DeviceRef,
     Gpu,
     GpuByUuid,
-    InFlight,
     Kubelet,
     KubeletPod,
     LiveContainer,
     MigByUuid,
-    Missed,
     Node,
     NodeKind,
-    Nvml,
     NvmlRow,
     Passthrough,
-    Pci,
     Pod,
     PodName,
-    PodNames,
     Pods,
     Policy,
     Process,
     ProcessId,
     ProcessTable,
-    Reading,
-    Reason,
-    Seen,
     Snapshot,
     Task,
     Unrecognised,
-    value,
 )
 from tests import builders as b
+from tests.unit.losses import LOSSES, lose
 
 T = TypeVar("T")
 PODS = (1, 2, 3)
@@ -72,13 +63,6 @@ IDS: tuple[tuple[str, DeviceRef, str, str], ...] = (
     ("0000:65:00.0", Passthrough("0000:65:00.0"), "", "nvidia.com/GH100_H100"),
     ("odd", Unrecognised("odd"), "", "example.com/odd"),
 )
-# What may be lost of each source; the views and the node object come whole or not at all.
-LOSSES = tuple(
-    (source, partly)
-    for source in ("nvml", "processes", "container_dev", "kubelet", "pods", "node", "pod_names", "pci")
-    for partly in ((False,) if source in ("container_dev", "node") else (False, True))
-)
-Loss = tuple[str, bool]
 
 
 def policy(ages: float | None, kinds: tuple[str, ...] = ()) -> Policy:
@@ -192,9 +176,7 @@ def kubelets(draw: st.DrawFn, seconds: float) -> Kubelet:
     for number in sorted(draw(st.sets(st.sampled_from(PODS)))):
         listed.append(KubeletPod("team-a", f"train-{number}", ("main",)))
         for identity, ref, replica, resource in draw(st.lists(st.sampled_from(IDS), unique=True, max_size=2)):
-            given.append(
-                Allocation("team-a", f"train-{number}", "main", resource, identity, ref, replica)
-            )
+            given.append(Allocation("team-a", f"train-{number}", "main", resource, identity, ref, replica))
     healthy = tuple(
         AllocatableDevice(resource, identity, ref)
         for identity, ref, _, resource in draw(st.lists(st.sampled_from(IDS[:4]), unique=True))
@@ -332,93 +314,42 @@ def _containers(world: World, table: ProcessTable) -> tuple[LiveContainer, ...]:
     """Every pod that the kubelet lists has one, if only its sandbox, until it has ended."""
     over = {pod.name for pod in world.pods if pod.ended}
     numbers = [int(pod.name.rpartition("-")[2]) for pod in world.kubelet.pods if pod.name not in over]
-    listed = {
-        (b.pod_uid(number), b.container_id(number)): ProcessId(50 + number, OLD) for number in numbers
-    }
+    listed = {(b.pod_uid(number), b.container_id(number)): ProcessId(50 + number, OLD) for number in numbers}
     living = {(one.pod_uid, one.container_id): one.process for one in table.containers}
     return tuple(LiveContainer(*key, process) for key, process in sorted((listed | living).items()))
 
 
+class Frames(list[Snapshot]):
+    """A history that says only its length: nobody reads the pages that its records fill."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} frames>"
+
+
 @st.composite
-def histories(draw: st.DrawFn, least: int = 1, most: int = 6) -> list[Snapshot]:
+def histories(draw: st.DrawFn, least: int = 1, most: int = 6) -> Frames:
     """A few cycles of one node. Most of it stays as it is from one cycle to the next."""
     seconds = 0.0
     world = World(**{name: draw(part(seconds)) for name, part in PARTS.items()})  # type: ignore[arg-type]
-    found = []
+    found = Frames()
     for _ in range(draw(st.integers(least, most))):
         age = draw(st.sampled_from((0.0, 0.0, 40.0)))
         found.append(look(world, seconds, api_age=age, bus=draw(st.sampled_from((2, 2, 2, 1)))))
         seconds += draw(st.sampled_from((CYCLE, CYCLE, CYCLE, CYCLE, 130.0, 500.0)))
         for name in sorted(draw(st.sets(st.sampled_from(sorted(PARTS)), max_size=2))):
             if draw(st.booleans()):
-                world = replace(world, **{name: draw(PARTS[name](seconds))})
+                change: dict[str, Any] = {name: draw(PARTS[name](seconds))}
+                world = replace(world, **change)
     return found
 
 
 @st.composite
-def stormy_histories(draw: st.DrawFn, most: int = 7) -> list[Snapshot]:
+def stormy_histories(draw: st.DrawFn, most: int = 7) -> Frames:
     """The same, in which sources come, go and tell only a part."""
-    found = []
-    for frame in draw(histories(most=most)):
+    found = Frames()
+    for whole in draw(histories(most=most)):
+        frame = whole
         for loss in sorted(draw(st.sets(st.sampled_from(LOSSES), max_size=2))):
             frame = lose(frame, loss)
         found.append(frame)
     return found
-
-
-# ---------------------------------------------------------------- losses
-
-
-def lose(frame: Snapshot, loss: Loss) -> Snapshot:
-    """The frame without a source, or with a part of what it said; and what is not asked for want of it."""
-    source, partly = loss
-    reading = getattr(frame, source)
-    if not isinstance(reading, Seen):
-        return frame
-    missed = Missed(Reason.TIMEOUT, frame.at, 5.0)
-    left = replace(reading, value=truncated(reading.value), complete=False) if partly else missed
-    frame = replace(frame, **{source: left})
-    match source:
-        case "nvml":
-            call = InFlight("nvmlDeviceGetMemoryInfo", 0, b.gpu_uuid(0), frame.at)
-            return replace(frame, nvml_in_flight=call, processes=_scan_told_of(frame))
-        case "processes" if not partly:
-            return replace(frame, container_dev=missed)
-        case _:
-            return frame
-
-
-def _scan_told_of(frame: Snapshot) -> Reading[ProcessTable]:
-    """The scan as it is told only of the numbers that NVML gave."""
-    nvml, scan = value(frame.nvml), frame.processes
-    if not isinstance(scan, Seen):
-        return scan
-    listed = {row.pid for gpu in (nvml.gpus if nvml else ()) for row in gpu.rows or ()}
-    table = scan.value
-    told = tuple(
-        replace(one, numbers=tuple(n for n in one.numbers if n in listed)) for one in table.processes
-    )
-    missing = tuple(number for number in table.missing if number in listed)
-    return replace(scan, value=replace(table, processes=told, missing=missing))
-
-
-def truncated(record: T) -> T:
-    """A part of what a source says, cut as the source cuts it: the later half is missing."""
-    match record:
-        case Nvml(gpus=found) | Pci(gpus=found):
-            return replace(record, gpus=found[: len(found) // 2])
-        case PodNames(names=found):
-            return replace(record, names=found[: len(found) // 2])
-        case Pods(pods=found):
-            return replace(record, pods=found[: len(found) // 2])
-        case Kubelet(pods=found, allocations=given):
-            kept = {(pod.namespace, pod.name) for pod in found[: len(found) // 2]}
-            mine = tuple(one for one in given if (one.namespace, one.pod) in kept)
-            return replace(record, pods=found[: len(found) // 2], allocations=mine)
-        case ProcessTable(processes=found):  # it sees every process, and not every one's files
-            half = len(found) // 2
-            blind = tuple(replace(one, holds=(), unread=("fd",)) for one in found[half:])
-            unreadable = tuple(one.id.pid for one in blind)
-            return replace(record, processes=found[:half] + blind, unreadable=unreadable)
-        case _:
-            raise TypeError(f"{type(record).__name__} comes whole or not at all")

@@ -99,14 +99,14 @@ def test_a_quiet_node_has_nothing_wrong() -> None:
     assert describe.as_text(blind).endswith("\nNothing wrong was found in what could be judged.\n")
 
 
-def test_without_nvml_and_processes_nothing_was_seen() -> None:
-    """Each of the two alone is a look."""
-    for missing, seen in ((("nvml", "processes"), False), (("nvml",), True), (("processes",), True)):
+def test_without_nvml_the_gpus_were_not_seen() -> None:
+    """Holders alone are worth telling, and no clean bill for GPUs that nobody looked at."""
+    for missing, seen in ((("nvml", "processes"), False), (("nvml",), False), (("processes",), True)):
         report = b.report(with_sources(b.snapshot(), b.missed(), *missing))
         assert describe.of_report(report).seen is seen
     report = b.report(with_sources(b.snapshot(), b.missed()))
     assert describe.of_report(report).verdict is describe.Verdict.NOT_SEEN
-    assert "Nothing could be seen" in text(report)
+    assert "The GPUs could not be seen" in text(report)
 
 
 def test_processes_that_could_not_be_read_are_told_with_the_remedy() -> None:

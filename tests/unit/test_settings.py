@@ -253,7 +253,7 @@ def test_the_node_name_comes_from_kubernetes_else_the_host(
         ("--no-collector.telemetry", "unknown flag; give --collector.telemetry=off"),
         ("--zzz", "--zzz: unknown flag; see --help for those there are"),
         ("-i", "-i: unknown flag"),
-        ("serve", "serve: unknown command; give run, demo or describe"),
+        ("serve", "serve: unknown command; give run, demo, describe or record"),
         ("--output=yaml", "--output: 'yaml' is not known; give one of text, json"),
         ("--url=node-1:9836", "'node-1:9836' is not the address of an exporter; give one such as http://"),
         ("--url=http://node-1:99999", "is not the address of an exporter"),
