@@ -72,7 +72,7 @@ class Renderer:
         if web_reload := self._web_reload():
             report = replace(report, web_reload=web_reload)
         rendered = Rendered(report, self._families, self._clock, self._note)
-        for form in lately or [Format.TEXT]:
+        for form in {Format.TEXT, *lately}:
             rendered.prepare(form)
         return rendered
 
@@ -205,9 +205,14 @@ def _samples(family: Family, samples: Iterable[Sample]) -> str:
     pairs = ",".join(f'{family.labels[place]}="%s"' for place in places)
     line = f"{name}{{{pairs}}} %s\n" if places else f"{name} %s\n"
     return "".join(
-        line % (*[_escaped(labels[place]) for place in places], floatToGoString(number))
+        line % (*[_escaped(labels[place]) for place in places], _number(number))
         for labels, number in sorted(unique.items())
     )
+
+
+def _number(number: float) -> str:
+    text: str = floatToGoString(number)  # type: ignore[no-untyped-call]
+    return text
 
 
 def _encodable(label: str) -> str:

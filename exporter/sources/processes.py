@@ -45,6 +45,8 @@ TASK_LIMIT = 8_192  # of one process
 ANCESTOR_LIMIT = 32
 HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 INIT = 1
+# A text of maps without any of these maps no device file: permissions of shared mappings, and names.
+_MAPS_DEVICE = (b"-s ", b"xs ", b"nvidia", b" /dev/")
 
 
 @dataclass(slots=True)
@@ -259,9 +261,12 @@ class Scanner:
 
     def _mappings(self, directory: ProcessDirectory, sight: _Sight) -> None:
         """Count mappings of device files. A driver's memory is mapped shared, or at least says its name."""
+        text = directory.read_all("maps")
+        if not any(word in text for word in _MAPS_DEVICE):
+            return
         links: int | None = None
         try:
-            for line in directory.read_all("maps").split(b"\n"):  # the only separator that the kernel escapes
+            for line in text.split(b"\n"):  # the only separator that the kernel escapes
                 fields = line.split(None, 5)
                 if len(fields) < 6 or fields[5][:1] != b"/":  # no file behind it
                     continue

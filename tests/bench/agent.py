@@ -109,14 +109,14 @@ def _cost(rig: Rig, size: nodes.Size, scale: Scale) -> list[Section]:
             "by it.",
             (
                 *(
+                    f"{api} the API source: PSS of agent and children "
+                    f"{', '.join(map(megabytes, run.parts))}; {run.threads} threads"
+                    for run, api in ((full, "with"), (bare, "without"))
+                ),
+                *(
                     f"{name}: {megabytes(usage.imported(code))} of pages written to by its imports alone"
                     for name, code in IMPORTS.items()
                 ),
-            )
-            + tuple(
-                f"{api} the API source: PSS of agent and children {', '.join(map(megabytes, run.parts))}; "
-                f"{run.threads} threads"
-                for run, api in ((full, "with"), (bare, "without"))
             ),
         ),
         Section(

@@ -21,7 +21,7 @@ from tests.rig.workloads import Pod
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a node is. A client uses a GPU of its own, or two of the shared ones, or, if `wide`, three."""
+    """How large a node is. A client has a GPU to itself, or two shared ones; the first `wide`, three."""
 
     gpus: int = 16
     pods: int = 250

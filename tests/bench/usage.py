@@ -75,7 +75,8 @@ def private(pid: int) -> int:
 
 def imported(code: str) -> int:
     """Pages that a fresh interpreter has written to once it has run a line of imports, in bytes."""
-    look = "; print(next(l.split()[1] for l in open('/proc/self/smaps_rollup') if l.startswith('Private_Dirty')))"
+    rollup = "open('/proc/self/smaps_rollup')"
+    look = f"; print(next(line.split()[1] for line in {rollup} if line.startswith('Private_Dirty')))"
     told = subprocess.run(
         [sys.executable, "-I", "-c", code + look], check=True, capture_output=True, text=True
     )

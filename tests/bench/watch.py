@@ -60,7 +60,7 @@ class Watch:
         """Wait until a cycle has just ended; when it began, and how often a source was missed so far."""
         before = self._told()[0]
         while True:
-            time.sleep(self._interval / 20)
+            time.sleep(self._interval / 8)
             at, errors = self._told()
             if at > before:
                 time.sleep(self._interval / 4)  # let it render, and go to sleep

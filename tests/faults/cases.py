@@ -24,7 +24,9 @@ _LISTS = "Pods gone by its word (orphan_process, node_capacity_mismatch), what a
 _NVML_UNKNOWN = "GPU values, and every finding that needs NVML's process lists"
 _NVML_SERVED = "Holders with their pods, allocations; external and stuck processes are still judged"
 _API_SERVED = "GPUs, processes, allocations; pod names from kubelet and log directories"
-_API_UNKNOWN = "Which pods exist (orphan_process), what the node offers (node_capacity_mismatch)"
+_API_UNKNOWN = (
+    "Which pods exist (orphan_process, used_not_allocated), what the node offers (node_capacity_mismatch)"
+)
 _BLIND_UNKNOWN = "Every finding about processes; none is made up from NVML's pids"
 _RETRY = "At the next poll that succeeds: 10 s after the first failure, then 20, 40, at most 60 s apart"
 _NEXT_START = "The next child starts 1 s later; after repeated deaths 2, 4, ... at most 300 s later"

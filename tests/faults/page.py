@@ -16,9 +16,10 @@ real processes, and stand-ins for the GPUs, the kubelet and the API server, at a
 and with every finding's age cut to that, so that a wrong one would show at once. Before, during and after
 the fault there are two healthy pods, a process whose pod is gone, a program of the host, and a phantom. In
 every row: scrapes are answered within a second, the findings that stood go on standing, and none appears
-because of the fault. What cannot be judged is in `kubegpu_finding_undetermined`, what does not answer in
-`kubegpu_source_up` and `kubegpu_source_errors_total{reason}`. Times that were seen include the test's own
-waiting.
+because of the fault, but for the loss of a GPU, which is one. Under hidepid and in a wrong pid namespace
+the agent never sees a process, so none stands there. What cannot be judged is in
+`kubegpu_finding_undetermined`, what does not answer in `kubegpu_source_up` and
+`kubegpu_source_errors_total{reason}`. Times that were seen include the test's own waiting.
 """
 COLUMNS = ("fault", "served meanwhile", "said to be unknown", "recovers", "seen")
 NOT_RUN = "not run"

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +87,7 @@ def broken(rig: Rig, pod: Pod, **more: Any) -> Process:
         rig, pod, rig.gpus[0], more=lambda orders: orders.threads(1).leader_exits(), **more
     )
     while process_state(process.pid) != "Z":
-        pass
+        time.sleep(0.01)
     return process
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a look at the node when a source is not heard, or tells only a part, as the sources do it."""
+"""What is left of a look at the node when a source is not heard, or tells only a part of what it knows."""
 
 from __future__ import annotations
 
