@@ -34,7 +34,7 @@ KINDS = {
 }
 AT_ONCE = tuple(f"--rules.{name}.{kind}.age=1s" for name, kinds in KINDS.items() for kind in kinds)
 TOLD = ("finding", "kind", "uuid", "pid", "pod_uid", *WORKLOAD, "explained_by")
-MINORS = range(52, 60)  # rigs that run beside this one begin at 40
+MINORS = range(59, 39, -1)  # from the other end than rigs that run beside this one
 
 
 def add_gpu(rig: Rig, **more: Any) -> Gpu:
