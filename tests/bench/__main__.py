@@ -39,7 +39,9 @@ def main() -> None:
     sections: list[Section] = []
     for name in names:
         sys.stderr.write(f"{name} ...\n")
-        sections += BENCHMARKS[name](options.small)
+        for section in BENCHMARKS[name](options.small):
+            sys.stderr.write("".join(f"{row}\n" for row in section.rows))
+            sections.append(section)
     took = time.monotonic() - began
     text = document.page(sections, (load, os.getloadavg()[0]), took, options.small)
     sys.stdout.write(text)

@@ -56,7 +56,9 @@ class Client:
         self.data += piece
         head, found, body = self.data.partition(b"\r\n\r\n")
         length = _LENGTH.search(head) if found else None
-        if not (length and len(body) >= int(length[1])) and piece:
+        if not (length and len(body) >= int(length[1])):
+            if not piece:
+                raise RuntimeError(f"the connection ended after {len(self.data)} bytes: {head[:80]!r}")
             return False
         self.ended = time.perf_counter()
         if not head.startswith((b"HTTP/1.1 200", b"HTTP/1.0 200")):

@@ -99,5 +99,5 @@ def load(port: int, clients: int, bursts: int, interval: float, *more: str) -> t
         *(sys.executable, "-m", "tests.bench.load"),
         *(str(port), str(clients), str(bursts), str(interval), *more),
     )
-    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return told["seconds"], told["bytes"]

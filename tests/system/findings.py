@@ -13,6 +13,7 @@ from tests.rig.agent import Agent, Samples
 from tests.rig.hardware import Gpu, Target
 from tests.rig.rig import Rig
 from tests.rig.workloads import Pod, Process
+from tests.system import observe
 from tests.system.observe import WORKLOAD, Row, eventually, rows, values
 
 # Every kind at the least age there is, but for the one that every waiting pod would fulfil.
@@ -35,6 +36,7 @@ KINDS = {
 AT_ONCE = tuple(f"--rules.{name}.{kind}.age=1s" for name, kinds in KINDS.items() for kind in kinds)
 TOLD = ("finding", "kind", "uuid", "pid", "pod_uid", *WORKLOAD, "explained_by")
 MINORS = range(59, 39, -1)  # from the other end than rigs that run beside this one
+_started: set[int] = set()  # holders of ours, with their children
 
 
 def add_gpu(rig: Rig, **more: Any) -> Gpu:
@@ -61,7 +63,9 @@ def work(rig: Rig, pod: Pod, *targets: Target, sees: Sequence[Target] = (), **mo
     ids = {identity for _, identity, _ in pod.devices["main"]}
     given = [one for gpu in rig.gpus for one in gpu.targets() if ids & set(one.device_ids)]
     nodes = dict.fromkeys(node for one in (*given, *sees) for node in rig.nodes_of(one))
-    return rig.add_process(pod, "main", *targets, visible=tuple(nodes), **more)
+    process = rig.add_process(pod, "main", *targets, visible=tuple(nodes), **more)
+    _started.update((process.pid, *process.holder.children))
+    return process
 
 
 def row(finding: str, kind: str, gpu: Gpu, process: Process | None = None, explained_by: str = "") -> Row:
@@ -74,17 +78,26 @@ def row(finding: str, kind: str, gpu: Gpu, process: Process | None = None, expla
 
 
 def told(samples: Samples) -> set[Row]:
-    """Everything that is wrong on the node."""
-    return rows(samples, "finding_info", *TOLD)
+    """Everything that is wrong on the node, without what another rig's processes do."""
+    return {one for one in rows(samples, "finding_info", *TOLD) if not _foreign(one)}
+
+
+def _foreign(one: Row) -> bool:
+    """Whether it is about another rig's process; one of ours may have lost its parents."""
+    pid = int(one[3] or 0)
+    return pid != 0 and pid not in _started and observe.another_rigs(pid)
 
 
 def counted(samples: Samples) -> dict[Row, float]:
-    """`findings` above 0: by finding, kind and device."""
+    """`findings` above 0 by finding, kind and device, without another rig's."""
     found: dict[Row, float] = {}
+    for one in rows(samples, "finding_info", *TOLD):
+        if _foreign(one) and not one[-1]:
+            found[one[:3]] = found.get(one[:3], 0) - 1
     for labels, count in values(samples, "findings", "finding", "kind", "uuid", "gi", *WORKLOAD).items():
         if count:
             found[labels[:3]] = found.get(labels[:3], 0) + count
-    return found
+    return {key: count for key, count in found.items() if count}
 
 
 def expect(agent: Agent, *expected: Row, timeout: float = 40.0) -> Samples:
