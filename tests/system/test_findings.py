@@ -127,9 +127,9 @@ def test_a_kill_that_is_not_taken(rig: Rig, gpu: Gpu, pod: Pod, agent: Agent) ->
     process = findings.work(rig, pod, gpu)
     frozen = rig.groups.make("rig-frozen")
     freezer = next((path for path in frozen.procs if "/freezer/" in str(path)), None)
-    if freezer is None:  # version 2 lets SIGKILL through
+    if freezer is None:  # version 2 lets SIGKILL through: there is nothing to show
         rig.end(process)
-        return
+        pytest.skip("needs the freezer of cgroup v1: that of v2 lets SIGKILL through")
     freezer.write_text(str(process.pid))
     assert frozen.freeze() == "v1"
     try:
