@@ -26,6 +26,7 @@ from exporter.model import (
     Owner,
     ProcessId,
     Ruling,
+    Seen,
     Severity,
     Subject,
     Undetermined,
@@ -334,6 +335,10 @@ def idle(facts: Facts) -> Iterator[Ruling]:
                 pods.setdefault(_pod(grant), []).append(grant)
         for grants in pods.values():
             yield from _idle(facts, device, grants)
+        # A kubelet that has just started may not list the pod yet that it gave this to.
+        lack = facts.lack(Evidence.SETTLED_LIST, None)
+        if not pods and lack is not None and isinstance(facts.snapshot.kubelet, Seen):
+            yield Undetermined(IDLE, "no_client", device, f"{lack.evidence}:{lack.reason}")
 
 
 def _idle(facts: Facts, device: DeviceKey, grants: list[Grant]) -> Iterator[Ruling]:
