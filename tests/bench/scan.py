@@ -48,7 +48,7 @@ def measure(*, small: bool = False) -> Section:
             spent, found = _scan(scanner)
             scans.append(spent)
             if number % (SWEEP // PEER_RUNS) == 0:
-                peers.append(_fuser([str(path) for path in files], holders))
+                peers.append(fuser([str(path) for path in files], holders))
     if found < holders:
         raise RuntimeError(f"{found} holders were seen of {holders}")
     mine, theirs, count = median(scans), median(peers), processes * descriptors
@@ -84,7 +84,7 @@ def _scan(scanner: Scanner) -> tuple[float, int]:
     return time.thread_time() - before, sum(bool(process.holds) for process in table.processes)
 
 
-def _fuser(files: list[str], holders: int) -> float:
+def fuser(files: list[str], holders: int) -> float:
     """CPU seconds of one run of the peer, its start included; it must see what we see."""
     process = subprocess.Popen(
         ["fuser", "-v", *files], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
