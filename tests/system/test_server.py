@@ -183,6 +183,21 @@ def test_a_connection_carries_several_requests(port: int) -> None:
     assert received.count(b"HTTP/1.1 200") == 3
 
 
+def test_no_answer_waits_for_an_acknowledgement() -> None:
+    """Nagle's algorithm is off on accepted connections: a kept connection does not cost 40 ms a scrape."""
+    server = Server(make_app(), "127.0.0.1", 0)
+    server.bind()
+    try:
+        for listening in server._sockets:
+            with socket.create_connection(("127.0.0.1", server.port)):
+                accepted, _ = listening.accept()
+                with accepted:
+                    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    finally:
+        for listening in server._sockets:
+            listening.close()
+
+
 def test_garbage_is_a_bad_request(port: int) -> None:
     """What is not HTTP gets 400 and is closed."""
     with connect(port) as sock:
