@@ -21,7 +21,7 @@ from pathlib import Path
 from exporter import __version__, describe, logs, recording, web_config
 from exporter.catalog import chosen
 from exporter.cycle import Cycle
-from exporter.exposition import Body, Renderer, before_first_cycle
+from exporter.exposition import Body, Rendered, Renderer, before_first_cycle
 from exporter.gather import Gatherer, Sources
 from exporter.model import Policy, Report, Snapshot
 from exporter.scenario import Player, ScenarioError, load
@@ -213,9 +213,17 @@ def _server(settings: Settings, cycle: Cycle, tls: web_config.Watch | None) -> S
         published = cycle.published
         return published.body(accept) if published else before_first_cycle(accept)
 
+    drawn: tuple[Rendered | None, bool, bytes] | None = None
+
     def status_page() -> bytes:
+        """Drawn once per cycle, and only where somebody looks."""
+        nonlocal drawn
         published = cycle.published
-        return page(published.report if published else None, path, __version__)
+        is_stale = published is not None and published.stale
+        if drawn is None or drawn[:2] != (published, is_stale):
+            html = page(published.report if published else None, path, __version__, stale=is_stale)
+            drawn = (published, is_stale, html)
+        return drawn[2]
 
     address = settings.web.listen_address
     app = App(path, metrics, cycle.ready, cycle.healthy, status_page)

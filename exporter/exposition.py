@@ -103,7 +103,12 @@ class Rendered:
         """What a scrape with this Accept header gets: of a stale report only what concerns the exporter."""
         form = negotiate(accept)
         self._note(form)
-        return self.prepare(form, stale(self.report, self._clock()))
+        return self.prepare(form, self.stale)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the report is too old by now to say anything about the node."""
+        return stale(self.report, self._clock())
 
     def prepare(self, form: Format, is_stale: bool = False) -> Body:
         """Make the bytes of one format, unless they are there already."""

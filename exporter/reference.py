@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from exporter import settings
 from exporter.catalog import SUBJECTS, Family
 from exporter.diagnosis import RULES
-from exporter.diagnosis.rule import Evidence, Kind, Rule
+from exporter.diagnosis.rule import EVIDENCE, Evidence, Kind, Rule
 from exporter.diagnosis.settle import EXPLAINED_BY
 
 _METRICS_HEAD = """\
@@ -66,20 +66,6 @@ which it can hold.
 
 # Marks between which tests/cases_table.py writes.
 CASES = ("<!-- cases -->", "<!-- end of cases -->")
-
-EVIDENCE: Mapping[Evidence, str] = {
-    Evidence.ROWS: "NVML's process list of the GPU",
-    Evidence.MEMORY: "memory in use and every process' figure",
-    Evidence.INVENTORY: "all GPUs from NVML",
-    Evidence.SCAN: "the scan of /proc",
-    Evidence.WHOLE_SCAN: "a scan of /proc that could read every process",
-    Evidence.LIST: "the kubelet's allocations",
-    Evidence.SETTLED_LIST: "the kubelet's allocations, not just after its restart",
-    Evidence.PODS: "the API server's pods",
-    Evidence.NODE: "the node object",
-    Evidence.PCI: "the PCI bus",
-    Evidence.VIEWS: "what containers see in /dev",
-}
 
 
 def metrics() -> str:

@@ -6,10 +6,10 @@ Nothing here decides what is wrong.
 """
 
 from exporter.describe.fetch import FetchError, fetch
-from exporter.describe.looked import LONGEST_WAIT, look, of_report
+from exporter.describe.looked import LONGEST_WAIT, look
 from exporter.describe.scraped import of_metrics
-from exporter.describe.view import Verdict, View
 from exporter.describe.words import as_json, as_text
+from exporter.view import Verdict, View, of_report
 
 __all__ = [
     "LONGEST_WAIT",

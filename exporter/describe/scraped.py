@@ -14,7 +14,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TypeAlias
 
 from exporter.catalog import PREFIX
-from exporter.describe.view import (
+from exporter.diagnosis import RULES
+from exporter.text import NAME_LIMIT, printable
+from exporter.view import (
     Device,
     Doubt,
     Gap,
@@ -29,8 +31,6 @@ from exporter.describe.view import (
     ranked,
     waiting,
 )
-from exporter.diagnosis import RULES
-from exporter.text import NAME_LIMIT, printable
 
 Labels: TypeAlias = Mapping[str, str]
 Samples: TypeAlias = Mapping[str, list[tuple[Labels, float]]]
@@ -223,6 +223,7 @@ def _problems(found: Samples, place: Place | None) -> Iterator[Problem]:
             memory=None if memory is None else int(memory),
             explained_by=labels.get("explained_by", ""),
             since=since.get(frozenset(labels.items())),
+            active=True,
         )
 
 

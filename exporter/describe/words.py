@@ -9,18 +9,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 
-from exporter.describe.view import Device, Doubt, Gap, Holder, Place, Problem, Verdict, View
-from exporter.reference import EVIDENCE
 from exporter.settings import format_duration
+from exporter.view import Device, Holder, Problem, Verdict, View, gap, grouped, moment, reason, size
 
 _COLOURS = {"bold": "1", "bad": "1;31", "doubt": "33", "quiet": "2"}
 _SEEN_BY = {"nvml": "NVML", "holder": "open files", "both": "NVML, files"}
 _GIVEN = {True: "yes", False: "NO", None: ""}
 _NEEDS_NONE = "-"  # infrastructure is given no GPU and needs none
 _HEAD = ("PID", "NAME", "OWNER", "POD", "CONTAINER", "MEMORY", "SEEN BY", "STATE", "GIVEN")
-_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 Line = tuple[str, str]  # style, text
 
@@ -48,7 +45,7 @@ def _painted(style: str, line: str, *, colour: bool) -> str:
 def _lines(view: View) -> Iterator[Line]:
     if view.simulated:
         yield "doubt", "SIMULATED data of a scenario: nothing here is real."
-    when = "" if view.at is None else f", {_moment(view.at)}"
+    when = "" if view.at is None else f", {moment(view.at)}"
     yield "bold", f"Node {view.node or 'unknown'}: {view.origin}{when}"
     for device in view.devices:
         yield "", ""
@@ -106,18 +103,18 @@ def _given(device: Device) -> str:
 def _memory(device: Device) -> str:
     if device.used is None or device.total is None:
         return "not known"
-    text = f"{_size(device.used)} of {_size(device.total)} used"
+    text = f"{size(device.used)} of {size(device.total)} used"
     known = (
         (device.attributed, "is accounted for by processes"),
         (device.unattributed, "is not accounted for"),
     )
-    told = [f"{_size(size)} {what}" for size, what in known if size is not None]
+    told = [f"{size(number)} {what}" for number, what in known if number is not None]
     return "; ".join([text, *(told or ["by whom is not known"])])
 
 
 def _holder(one: Holder) -> Sequence[str]:
     pod = f"{one.namespace}/{one.pod}" if one.pod else one.pod_uid
-    memory = "" if one.memory is None else _size(one.memory)
+    memory = "" if one.memory is None else size(one.memory)
     seen_by = _SEEN_BY.get(one.visibility, one.visibility)
     given = _NEEDS_NONE if one.owner == "system" else _GIVEN[one.given] or ("unknown" if one.pod else "")
     return (str(one.pid), one.comm, one.owner, pod, one.container, memory, seen_by, one.state, given)
@@ -129,7 +126,7 @@ def _problem(problem: Problem) -> Iterator[Line]:
     yield "", f"    {problem.summary} {problem.meaning}".rstrip()
     who = [f"{problem.namespace}/{problem.pod} {problem.container}".rstrip()] if problem.pod else []
     who += [f"pid {problem.pid} ({problem.comm})"] if problem.pid else []
-    who += [_size(problem.memory)] if problem.memory is not None else []
+    who += [size(problem.memory)] if problem.memory is not None else []
     if who:
         yield "", f"    {', '.join(who)}"
     yield from (("", f"    - {line}") for line in problem.evidence)
@@ -141,9 +138,9 @@ def _problem(problem: Problem) -> Iterator[Line]:
         )
         yield "quiet", f"    Holds now{lasting}."
     else:
-        yield "quiet", f"    Active; first seen {_moment(problem.since)}."
+        yield "quiet", f"    Active; first seen {moment(problem.since)}."
     if problem.undetermined:
-        yield "doubt", f"    It could not be judged again: {_reason(problem.undetermined)}"
+        yield "doubt", f"    It could not be judged again: {reason(problem.undetermined)}"
     if problem.explained_by:
         yield "quiet", f"    Explained by {problem.explained_by}."
     if problem.remedy:
@@ -157,35 +154,13 @@ def _unseen(view: View) -> Iterator[Line]:
     if view.gaps:
         yield "", ""
         yield "bold", "Sources that did not answer, or only in part"
-        yield from (("doubt", f"  {_gap(gap)}") for gap in view.gaps)
+        yield from (("doubt", f"  {gap(one)}") for one in view.gaps)
     if view.doubts:
         yield "", ""
         yield "bold", "Could not be judged"
-        yield from (("doubt", f"  {line}") for line in _doubts(view.doubts))
-
-
-def _gap(gap: Gap) -> str:
-    return f"{gap.source}: {gap.reason}" + (f" ({gap.detail})" if gap.detail else "")
-
-
-def _doubts(doubts: Iterable[Doubt]) -> Iterator[str]:
-    """One line for each reason and device, with all that it concerns."""
-    concerned: dict[tuple[str, Place | None], dict[str, list[str]]] = {}
-    for one in doubts:
-        kinds = concerned.setdefault((one.reason, one.place), {}).setdefault(one.finding, [])
-        if one.kind not in kinds:
-            kinds.append(one.kind)
-    for (reason, place), findings in concerned.items():
-        what = "; ".join(f"{finding} ({', '.join(kinds)})" for finding, kinds in findings.items())
-        where = "" if place is None else f" on {place.mig_uuid or place.uuid}"
-        yield f"{_reason(reason)}{where}: {what}"
-
-
-def _reason(reason: str) -> str:
-    """`rows:timeout` in words; another reason as it is."""
-    evidence, colon, why = reason.partition(":")
-    words = next((text for one, text in EVIDENCE.items() if one == evidence), None)
-    return f"{words} missing, {why}" if colon and words else reason
+        for why, place, what in grouped(view.doubts):
+            where = "" if place is None else f" on {place.mig_uuid or place.uuid}"
+            yield "doubt", f"  {why}{where}: {what}"
 
 
 def _summary(view: View) -> Line:
@@ -202,17 +177,6 @@ def _summary(view: View) -> Line:
 
 
 # --- forms --------------------------------------------------------------------------------------------------
-
-
-def _size(number: int) -> str:
-    for unit, name in _UNITS:
-        if number >= unit:
-            return f"{number / unit:.1f} {name}"
-    return f"{number} B"
-
-
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

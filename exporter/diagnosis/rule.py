@@ -8,7 +8,7 @@ may rely on what its kind needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -33,6 +33,22 @@ class Evidence(StrEnum):
     NODE = "node"
     PCI = "pci"
     VIEWS = "views"  # what containers' /dev show
+
+
+# In words, for the reference and for people who ask what was missing.
+EVIDENCE: Mapping[Evidence, str] = {
+    Evidence.ROWS: "NVML's process list of the GPU",
+    Evidence.MEMORY: "memory in use and every process' figure",
+    Evidence.INVENTORY: "all GPUs from NVML",
+    Evidence.SCAN: "the scan of /proc",
+    Evidence.WHOLE_SCAN: "a scan of /proc that could read every process",
+    Evidence.LIST: "the kubelet's allocations",
+    Evidence.SETTLED_LIST: "the kubelet's allocations, not just after its restart",
+    Evidence.PODS: "the API server's pods",
+    Evidence.NODE: "the node object",
+    Evidence.PCI: "the PCI bus",
+    Evidence.VIEWS: "what containers see in /dev",
+}
 
 
 @dataclass(frozen=True, slots=True)

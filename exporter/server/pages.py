@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+RENEWAL = 15  # seconds after which a browser asks for the status page again
 CHUNK = 64 * 1024  # what one stuck reader holds in memory, at most twice
 _TEXT = "text/plain; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
@@ -52,7 +53,7 @@ class _Response:
 def _respond(app: App, scope: Scope) -> _Response:
     path = scope["path"]
     pages: dict[str, Callable[[], _Response]] = {
-        "/": lambda: _page(app.status_page()),
+        "/": lambda: _page(app.status_page(), scope.get("query_string", b"")),
         "/-/healthy": lambda: _probe(*app.healthy()),
         "/healthz": lambda: _probe(*app.healthy()),
         "/-/ready": lambda: _probe(*app.ready()),
@@ -80,9 +81,11 @@ def _probe(passed: bool, reason: str) -> _Response:
     return _Response(200 if passed else 503, _TEXT, f"{reason}\n".encode(errors="replace"))
 
 
-def _page(html: bytes) -> _Response:
+def _page(html: bytes, query: bytes) -> _Response:
     policy = (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; img-src data:")
-    return _Response(200, _HTML, html, (policy,))
+    if query == b"refresh=off":  # for who reads it with a keyboard or a screen reader, or copies from it
+        return _Response(200, _HTML, html, (policy,))
+    return _Response(200, _HTML, html, (policy, (b"refresh", b"%d" % RENEWAL)))
 
 
 def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:

@@ -147,6 +147,12 @@ def test_the_status_page_may_run_no_script(port: int) -> None:
     assert b"kubegpu-exporter" in body
 
 
+def test_the_status_page_renews_itself_unless_it_is_told_not_to(port: int) -> None:
+    """Who reads it by keyboard or screen reader can hold it still."""
+    assert ask(port, "GET", "/")[0].headers["Refresh"] == "15"
+    assert "Refresh" not in ask(port, "GET", "/?refresh=off")[0].headers
+
+
 @pytest.mark.parametrize("path", ["/nothing", "/metrics/", "/metrics/../x", "//", "/%00"])
 def test_an_unknown_path_is_not_found(port: int, path: str) -> None:
     """Only the listed paths exist."""

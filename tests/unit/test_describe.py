@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from exporter import describe
-from exporter.describe.view import Given, Place, is_given
 from exporter.diagnosis import RULES
 from exporter.exposition import Format, expose
 from exporter.model import (
@@ -24,6 +23,7 @@ from exporter.model import (
     Snapshot,
     Workload,
 )
+from exporter.view import Given, Place, is_given
 from tests import builders as b
 from tests.builders import GIB, NOW
 from tests.unit.reports import mig_report, troubled, with_sources

@@ -1,4 +1,3 @@
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -6,10 +5,7 @@ import pytest
 from exporter import reference, settings
 from exporter.catalog import FAMILIES
 from exporter.diagnosis import RULES
-from exporter.diagnosis.rule import Evidence
-from exporter.model import Policy, Reason
-from exporter.status_page import page
-from tests import builders as b
+from exporter.diagnosis.rule import EVIDENCE, Evidence
 from tests import cases_table
 
 ROOT = Path(__file__).parents[2]
@@ -82,11 +78,11 @@ def test_every_finding_is_in_the_reference_with_all_that_its_rule_says() -> None
         for kind in rule.kinds:
             assert kind.meaning in kinds[kind.name]
             assert (kind.severity or rule.severity) in kinds[kind.name]
-            assert all(reference.EVIDENCE[one] in section for group in kind.needs for one in group)
+            assert all(EVIDENCE[one] in section for group in kind.needs for one in group)
 
 
 def test_every_evidence_has_words() -> None:
-    assert set(reference.EVIDENCE) == set(Evidence)
+    assert set(EVIDENCE) == set(Evidence)
 
 
 def test_a_bar_does_not_split_a_cell() -> None:
@@ -109,71 +105,3 @@ def test_the_command_prints_it(subject: str, capsys: pytest.CaptureFixture[str])
 def test_the_command_says_how_it_is_used(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert reference.main(argv) == 2
     assert "metrics|settings|findings" in capsys.readouterr().err
-
-
-# --- the landing page ---
-
-
-class _Page(HTMLParser):
-    """Tags, link targets and text of a page; every tag must be closed."""
-
-    def __init__(self, html: bytes) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.links: list[str | None] = []
-        self.text = ""
-        self.feed(html.decode())
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag != "meta":
-            self.open.append(tag)
-        self.links += [target for name, target in attrs if name in ("href", "src")]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data + " "
-
-
-def test_the_page_shows_sources_and_gpus() -> None:
-    looked = b.snapshot(processes=b.missed(Reason.DENIED, detail="ptrace"), nvml=b.nvml(b.gpu(), b.gpu(1)))
-    shown = _Page(page(b.report(looked), "/metrics", "0.1.0"))
-    assert shown.links == ["/metrics"]
-    for expected in ("0.1.0", "node-1", "denied: ptrace", "container_dev", b.gpu_uuid(0), b.gpu_uuid(1)):
-        assert expected in shown.text
-    assert "Simulated" not in shown.text
-    assert "script" not in shown.tags
-
-
-def test_the_page_before_the_first_cycle() -> None:
-    shown = _Page(page(None, "/metrics", "0.1.0"))
-    assert "first cycle" in shown.text
-    assert shown.links == ["/metrics"]
-
-
-def test_the_page_says_that_data_is_simulated() -> None:
-    assert "Simulated data" in _Page(page(b.report(policy=Policy(simulated=True)), "/m", "0")).text
-
-
-def test_the_page_does_not_take_unknown_gpus_for_none() -> None:
-    shown = _Page(page(b.report(b.snapshot(nvml=b.missed())), "/metrics", "0.1.0"))
-    assert "NVML did not answer" in shown.text
-
-
-def test_the_page_escapes_what_others_chose() -> None:
-    evil = "<script>alert('1')</script>\"&\ud800"
-    looked = b.snapshot(
-        nvml=b.nvml(b.gpu(product=evil, lost=evil)),
-        pods=b.missed(detail=evil),
-        node_name=evil,
-    )
-    html = page(b.report(looked), '/"><script>', evil)
-    shown = _Page(html)
-    assert "script" not in shown.tags
-    assert shown.text.count("<script>alert('1')</script>\"&?") == 5
-    assert shown.links == ['/"><script>']

@@ -66,7 +66,9 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong. `since` is set where a running exporter has followed it: it is active."""
+    """Something that is wrong. `since` is set where a running exporter has followed it, and `active` says
+    whether it has lasted long enough to count; None: nobody followed it.
+    """
 
     finding: str
     kind: str
@@ -85,11 +87,12 @@ class Problem:
     undetermined: str = ""  # why it could not be judged again
     age: float | None = None  # seconds that it must hold before an exporter counts it
     since: float | None = None
+    active: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU or MIG device. `allocated` is what the kubelet says."""
+    """A GPU or MIG device. `allocated` is what the kubelet says; `listed`: NVML's process list was had."""
 
     place: Place
     index: str
@@ -103,6 +106,7 @@ class Device:
     holders: tuple[Holder, ...] = ()
     problems: tuple[Problem, ...] = ()
     lost: str = ""
+    listed: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
