@@ -42,10 +42,14 @@ def alerting(config: Config) -> tuple[Group, ...]:
     words = Language(config)
     own = config.interval
     every = (
-        Group("kubegpu-findings", findings.alerts(words), own),
-        Group("kubegpu-devices", (*devices.memory(words), *devices.heat(words), *devices.stack(words)), own),
-        Group("kubegpu-use", (*devices.idle(words), *devices.trends(words)), own or 120.0),
-        Group("kubegpu-exporter", exporter.alerts(words), own),
+        Group("kubegpu-alerts-findings", findings.alerts(words), own),
+        Group(
+            "kubegpu-alerts-devices",
+            (*devices.memory(words), *devices.heat(words), *devices.stack(words)),
+            own,
+        ),
+        Group("kubegpu-alerts-use", (*devices.idle(words), *devices.trends(words)), own or 120.0),
+        Group("kubegpu-alerts-exporter", exporter.alerts(words), own),
     )
     return tuple(group for group in (_wanted(config, one) for one in every) if group.rules)
 

@@ -19,8 +19,8 @@ def groups(words: Language) -> tuple[Group, ...]:
     return (
         Group("kubegpu-clusters", _clusters(words), own),
         Group("kubegpu-namespaces", _namespaces(words, own or MINUTE), own or MINUTE),
-        Group("kubegpu-devices", _devices(words), own or MINUTE),
-        Group("kubegpu-devices-day", _day(), own or 2 * MINUTE),
+        Group("kubegpu-device-counts", _devices(words), own or MINUTE),
+        Group("kubegpu-device-days", _day(), own or 2 * MINUTE),
     )
 
 
