@@ -56,7 +56,9 @@ def _body(
         yield from _doubts(view)
         yield from _devices(view)
     yield element("h2", "Sources", id="sources")
-    yield table("Sources", ("source", "up", "why not", "last answer"), _sources(report), wrap=("why not",))
+    yield table(
+        "Sources", ("source", "up", "why not", "last answer"), _sources(report, view), wrap=("why not",)
+    )
 
 
 def _header(title: str, when: str, path: str, version: str) -> Html:
@@ -251,27 +253,23 @@ def _more(count: int, what: str) -> Iterable[Html]:
 # --- sources ------------------------------------------------------------------------------------------------
 
 
-def _sources(report: Report) -> Iterator[Sequence[str]]:
+def _sources(report: Report, view: View) -> Iterator[Sequence[str]]:
     last = {record.source: record.last_success for record in report.history.sources}
+    gaps = {one.source: one for one in view.gaps}
     for source in SOURCES:
         reading: Reading[object] = getattr(report.snapshot, source)
-        at = last.get(source)
-        up, why = _became(reading)
-        yield (
-            source,
-            element("strong", up, class_="bad-text") if up == "no" else up,
-            why,
-            "" if at is None else moment(at),
-        )
+        at, missing = last.get(source), gaps.get(source)
+        up = _up(reading)
+        why = ": ".join(part for part in (missing.reason, missing.detail) if part) if missing else ""
+        shown = element("strong", up, class_="bad-text") if up == "no" else up
+        yield (source, shown, why, "" if at is None else moment(at))
 
 
-def _became(reading: Reading[object]) -> tuple[str, str]:
+def _up(reading: Reading[object]) -> str:
     match reading:
-        case Seen(complete=True):
-            return "yes", ""
-        case Seen():
-            return "in part", "it saw only part"
-        case Missed(reason=why, detail=detail):
-            return "no", f"{why}: {detail}" if detail else why.value
+        case Seen(complete=complete):
+            return "yes" if complete else "in part"
+        case Missed():
+            return "no"
         case Off():
-            return "off", "not wanted"
+            return "off"
