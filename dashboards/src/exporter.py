@@ -240,18 +240,15 @@ def inventory() -> Panel:
     driver = f"max by ({NODE}, driver_version, cuda_version, nvml_version) ({ALL.own('driver_info')})"
     answers = f"({rows} unless on ({NODE}) {silent(ALL)}) or ({silent(ALL)} * 0)"
     unknown = f"sum by ({NODE}) ({ALL.own('device_ids_unrecognised')})"
-    reload = f"min by ({NODE}) ({ALL.own('web_config_reload_success')})"
     return grid(
         "Versions",
         "What runs where. No driver version: NVML does not answer. Ids not recognised: the kubelet names "
-        "devices in a spelling that the exporter does not know. TLS files: whether those on disk are in use; "
-        "empty without TLS.",
+        "devices in a spelling that the exporter does not know.",
         (
             answers,
             versions,
             f"{driver} or ({rows} * NaN unless on ({NODE}) {driver})",
             or_unknown_for(unknown, rows),
-            reload,
         ),
         (
             Column("cluster", "Cluster"),
@@ -263,7 +260,6 @@ def inventory() -> Panel:
             Column("cuda_version", "CUDA"),
             Column("nvml_version", "NVML"),
             Column("D", "Ids not recognised", mappings=(at_least(1, WARN),)),
-            Column("E", "TLS files", mappings=(ANSWER,)),
         ),
         "No exporter is scraped, or none of the nodes that are chosen.",
     )

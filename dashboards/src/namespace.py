@@ -34,6 +34,7 @@ def answer() -> Panel:
     """Devices of these pods by what they have to do with them."""
     state = f"({HOLDINGS.state})"
     known = f"sum({THESE.metric('gpu_allocated')}) * 0"
+    unclear = f"{HOLDINGS.rows} unless on ({HELD}) ({state} >= 0)"
 
     def count(what: str) -> str:
         return or_unknown(f"count({state} {what}) or {known}")
@@ -45,7 +46,7 @@ def answer() -> Panel:
         Query(count("== 3"), "given and used", BUSY),
         Query(count("== 2"), "given, no process", WARN),
         Query(count("== 1"), "used, not given", WARN),
-        Query(count("!= 0 unless (2 * 0 * STATE == 0)").replace("STATE", state), "not known", DOUBT),
+        Query(or_unknown(f"count({unclear}) or count({HOLDINGS.rows}) * 0 or {known}"), "not known", DOUBT),
     )
 
 

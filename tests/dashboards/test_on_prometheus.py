@@ -1,0 +1,75 @@
+"""Every query of every dashboard against a real Prometheus that scrapes a real exporter in each scenario."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.dashboards import queries, site
+from tests.dashboards.queries import Calm, Target
+
+# Long enough for the scenarios to get where they go, plus what the findings need.
+LONG = 22.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module", name="prometheus")
+def _prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[site.Site]:
+    with site.running(tmp_path_factory.mktemp("site")) as running:
+        time.sleep(LONG)
+        yield running
+
+
+def values(scenario: str, *, clustered: bool) -> dict[str, str]:
+    """What the variables are set to for one scenario."""
+    known = scenario if scenario in (*site.NODES, site.REWRITTEN) else queries.HEALTHY
+    chosen = {"job": site.jobs(clustered, known)}
+    if clustered:
+        chosen["cluster"] = known
+    if known in site.NODES and known != "bad-night":  # that one also has a node that does not answer
+        chosen["node"] = site.NODES[known]
+    return chosen
+
+
+def known(series: list[tuple[dict[str, str], list[float]]]) -> list[float]:
+    return [value for _, numbers in series for value in numbers if not math.isnan(value)]
+
+
+def asked(scenario: str, *, clustered: bool) -> Iterator[Target]:
+    return queries.targets(values(scenario, clustered=clustered))
+
+
+@pytest.mark.parametrize("clustered", [True, False], ids=["several-clusters", "one-cluster"])
+@pytest.mark.parametrize("scenario", [*site.NODES, site.REWRITTEN, queries.KSM, queries.CADVISOR])
+def test_every_query_is_filled_by_its_scenario(
+    prometheus: site.Site, scenario: str, *, clustered: bool
+) -> None:
+    """Each query has numbers, not only unknowns, in the scenario meant to fill it; an alarm is above 0 there."""
+    wanting = []
+    for one in asked(scenario, clustered=clustered):
+        if one.filled_by != scenario or (scenario == site.REWRITTEN and not clustered):
+            continue
+        numbers = known(prometheus.samples(one.expr, prometheus.start, time.time()))
+        if not numbers or (one.calm is Calm.ZERO and max(numbers) <= 0):
+            wanting.append(f"{one}: {sorted(set(numbers))[:5]}\n{one.expr}")
+    assert not wanting, "\n".join(wanting)
+
+
+@pytest.mark.parametrize("clustered", [True, False], ids=["several-clusters", "one-cluster"])
+def test_nothing_alarms_on_a_healthy_node(prometheus: site.Site, *, clustered: bool) -> None:
+    """Where all is well each alarm is a 0 that is known, each list of alarms is empty, and nothing is unknown."""
+    start = prometheus.start + 3  # two looks after the start everything has been judged
+    wanting = []
+    for one in asked(queries.HEALTHY, clustered=clustered):
+        series = prometheus.samples(one.expr, start, time.time())
+        numbers = [value for _, found in series for value in found]
+        if not clustered and one.panel == "Alerts that fire" and one.dashboard == "namespace":
+            continue  # without a cluster or a node to choose by, the alerts of the other scenarios are there
+        if one.calm is Calm.EMPTY and series:
+            wanting.append(f"{one}: {series[0]}\n{one.expr}")
+        if one.calm is Calm.ZERO and (not numbers or any(value != 0 for value in numbers)):
+            wanting.append(f"{one}: {sorted(set(numbers))[:5]}\n{one.expr}")
+    assert not wanting, "\n".join(wanting)
