@@ -184,7 +184,7 @@ def _holders(found: Samples, place: Place, given: tuple[Given, ...], *, listed: 
             memory=sizes.get(labels.get("pid", "")),
             visibility=labels.get("visibility", ""),
             state=labels.get("state", ""),
-            given=is_given(place, namespace, pod, given, known=listed),
+            given=labels.get("owner") != "orphan" and is_given(place, namespace, pod, given, known=listed),
         )
 
 

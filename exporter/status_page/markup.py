@@ -26,7 +26,8 @@ p,ul{margin:.3rem 0}a{color:inherit}a:focus-visible,[tabindex]:focus-visible{out
 nav ul{display:flex;flex-wrap:wrap;gap:.3rem .9rem;padding:0;list-style:none}
 article{border:1px solid var(--line);border-radius:.4rem;padding:.7rem .8rem;margin:.7rem 0}
 article article{margin:.7rem 0 0}
-.problem{border-left:.35rem solid var(--bad)}.watched{border-left:.35rem solid var(--doubt)}
+.problem{border-left:.35rem solid var(--bad)}.explained{border-left:.35rem solid var(--line)}
+.watched{border-left:.35rem solid var(--doubt)}
 .bar{display:flex;height:1.3rem;border:1px solid var(--line);border-radius:.2rem;overflow:hidden;
 margin:.4rem 0 .2rem;background:var(--paper)}
 .bar span{min-width:2px}

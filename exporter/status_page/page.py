@@ -117,7 +117,10 @@ def _problems(view: View) -> Iterator[Html]:
     where = {id(one): device for device in view.devices for one in device.problems}
     if not wrong:
         yield element("p", "No finding is active.")
-    yield from (_problem(one, where.get(id(one)), "problem") for one in wrong[:_SHOWN])
+    yield from (
+        _problem(one, where.get(id(one)), "explained" if one.explained_by else "problem")
+        for one in wrong[:_SHOWN]
+    )
     yield from _more(len(wrong), "findings")
     pending = [one for one in view.everything_wrong if not one.active]
     if pending:

@@ -49,7 +49,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process on a device. `given`: whether its pod was given the device."""
+    """A process on a device. `given`: whether its pod was given the device; one that is gone has none."""
 
     pid: int
     comm: str

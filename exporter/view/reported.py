@@ -16,6 +16,7 @@ from exporter.model import (
     Memory,
     MigInstance,
     Missed,
+    Owner,
     Policy,
     ProcessTable,
     Reading,
@@ -152,7 +153,9 @@ def _holder(report: Report, use: Use, given: tuple[Given, ...]) -> Holder:
         memory=use.memory,
         visibility=use.visibility.value,
         state=use.state or ("" if use.process else "dead"),
-        given=is_given(_place(use.device), who.namespace, who.pod, given, known=_listed(report, who.pod)),
+        # A pod of its name may have been given it since: that is another one.
+        given=use.owner is not Owner.ORPHAN
+        and is_given(_place(use.device), who.namespace, who.pod, given, known=_listed(report, who.pod)),
     )
 
 

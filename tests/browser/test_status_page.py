@@ -39,7 +39,7 @@ def test_two_pods_on_one_gpu(show: Show) -> None:
     """The findings name both pods, with evidence and what to do; the intruder's row says no."""
     shown = show("two-pods-on-one-gpu")
     expect(shown.get_by_role("status")).to_contain_text("wrong")
-    told = shown.locator("#wrong ~ article.problem").all_inner_texts()
+    told = shown.locator("article.problem, article.explained").all_inner_texts()
     assert any("used_not_allocated" in one and "vision/deepstream-b" in one for one in told)
     assert all("What to do: " in one for one in told)
     rows = shown.locator("tr", has_text="deepstream-b").filter(has_text="5200")
@@ -49,9 +49,12 @@ def test_two_pods_on_one_gpu(show: Show) -> None:
 def test_a_hung_process_and_its_successor(show: Show) -> None:
     """One incident counts; what it explains is there and says so. The bar shows the orphan's memory."""
     shown = show("held-by-a-hung-process")
-    assert any("stuck_process" in one for one in wrong(shown))
+    assert len(wrong(shown)) == 1
+    assert wrong(shown)[0].startswith("stuck_process")
     assert shown.get_by_text("not counted").count() > 0
     assert shown.locator(".bar .orphan").count() == 1
+    given = [one.get_by_role("cell").last.inner_text() for one in shown.locator("article tr").all()[1:]]
+    assert given == ["no", "yes"]  # the successor has its name, and is another pod
 
 
 def test_nvml_hangs(show: Show) -> None:

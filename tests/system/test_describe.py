@@ -23,7 +23,7 @@ ESCAPE = "\x1b"
 TOP = {"verdict", "node", "origin", "at", "seen", "devices", "problems", "doubts", "gaps", "simulated"}
 DEVICE = {
     *("place", "index", "product", "used", "total", "attributed", "unattributed", "allocated", "given"),
-    *("holders", "problems", "lost"),
+    *("holders", "problems", "lost", "listed"),
 }
 HOLDER = {
     *("pid", "comm", "owner", "namespace", "pod", "container", "pod_uid", "memory", "visibility", "state"),
@@ -31,7 +31,7 @@ HOLDER = {
 }
 PROBLEM = {
     *("finding", "kind", "severity", "summary", "meaning", "remedy", "evidence", "namespace", "pod"),
-    *("container", "pid", "comm", "memory", "explained_by", "undetermined", "age", "since"),
+    *("container", "pid", "comm", "memory", "explained_by", "undetermined", "age", "since", "active"),
 }
 pytestmark = pytest.mark.timeout(180)
 
