@@ -54,7 +54,7 @@ def _absent(words: Language) -> Iterator[Alert]:
         f"absent(\n  {here}\n)\nor\n(\n  {by} (\n    last_over_time({here}[{window}])\n  )\n"
         f"  unless\n  {by} (\n    {here}\n  )\n) > 0",
         "No GPU exporter is scraped at all.",
-        f"Prometheus has no series of the GPU exporter any more{words.of_cluster}. No alert on GPUs can "
+        f"Prometheus has no series of the GPU exporter{words.of_cluster} any more. No alert on GPUs can "
         "fire.\nFirst: look for the DaemonSet and its targets in Prometheus; then compare the rules' job "
         f"selector ({words.config.job}) with the targets' job.",
     )

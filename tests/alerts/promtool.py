@@ -1,7 +1,7 @@
 """promtool's unit tests, from Python: series by the minute and expected alerts go in, promtool is the judge.
 
-What fires is for the tables to say; nothing here computes an expectation from a rule. Rules are tested without
-their texts, because promtool compares those too; the texts have a test of their own.
+What fires is for the tables to say; nothing here computes an expectation from a rule. Rules are tested
+without their texts, because promtool compares those too; the texts have a test of their own.
 """
 
 from __future__ import annotations

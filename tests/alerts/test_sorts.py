@@ -13,65 +13,18 @@ from alerts.src import files
 from alerts.src.config import Config, Names
 from alerts.src.rule import Alert
 from exporter.diagnosis import RULES
-from tests.alerts.promtool import TARGET, Check, Labels, Series, Trial, rules, run, run_apart
-from tests.alerts.table import ROWS, Line, Row
+from tests.alerts.course import AWAY, OFF, ON, labels, phases, series
+from tests.alerts.promtool import Check, Trial, rules, run, run_apart
+from tests.alerts.table import ROWS, Row
 
 MAPPED = Config(labels=Names("exported_namespace", "exported_pod", "exported_container"))
-SCRAPED: Labels = {"namespace": "monitoring", "pod": "kubegpu-exporter-x", "container": "exporter"}
-ON, OFF, AWAY = "on", "off", "away"
 ABSENT = "KubeGPUExporterAbsent"
-RENAMED = {name: f"exported_{name}" for name in SCRAPED}
-
-
-def _phases(row: Row, *phases: tuple[str, int]) -> list[str]:
-    course = [OFF] * row.lead
-    for phase, length in phases:
-        course += [phase] * length
-    return course
-
-
-def _values(line: Line, course: list[str]) -> list[float | None]:
-    values: list[float | None] = []
-    since, last = 0, None if line.on is None else line.on(0)
-    for phase in course:
-        if phase == AWAY:
-            values.append(None)
-        elif phase == ON or (line.stays and since == 0):
-            last = None if line.on is None else line.on(since)
-            values.append(last)
-        else:
-            values.append(last if line.stays else None if line.off is None else line.off(since))
-        since += phase != OFF
-    return values
-
-
-def _series(row: Row, course: list[str], *, mapped: bool = False, **target: str) -> list[Series]:
-    """The series of a row, and a healthy exporter around them; `mapped` as a scrape that renames."""
-    made = []
-    for line in row.lines:
-        labels = {RENAMED[k] if mapped and k in RENAMED else k: v for k, v in line.labels.items()}
-        whole = {**TARGET, **(SCRAPED if mapped else {}), **labels, **target}
-        made.append(Series(line.name, whole, _values(line, course)))
-    here = {**TARGET, **(SCRAPED if mapped else {}), **target}
-    always = {"up": {}, "kubegpu_exporter_build_info": {"version": "1"}}
-    for name, own in always.items():
-        if name not in {line.name for line in row.lines}:
-            made.append(Series(name, {**here, **own}, [1] * len(course)))
-    return made
-
-
-def _labels(row: Row, *, mapped: bool = False) -> Labels:
-    target = {name: TARGET[name] for name in row.target}
-    if mapped and row.target[0] == "job":
-        target |= SCRAPED
-    labels = {RENAMED[k] if mapped and k in RENAMED else k: v for k, v in row.labels.items()}
-    return {**target, **labels, "severity": row.severity}
 
 
 def _fires(row: Row, *, mapped: bool = False) -> Trial:
     minute = row.lead + row.starts + row.hold
-    course = _phases(row, (ON, row.starts + row.hold + 2))
-    expected = [_labels(row, mapped=mapped)]
+    course = phases(row, (ON, row.starts + row.hold + 2))
+    expected = [labels(row, mapped=mapped)]
     checks = [Check(minute - 1, row.alert), Check(minute, row.alert, expected)]
     if not row.sparse:
         checks += [
@@ -79,41 +32,39 @@ def _fires(row: Row, *, mapped: bool = False) -> Trial:
             for other in sorted(files.names() - {row.alert})
             if other != "GPUMemoryOrphaned" or not row.alert.startswith("GPUMemory")
         ]
-    return Trial(f"{row.id} fires", _series(row, course, mapped=mapped), checks)
+    return Trial(f"{row.id} fires", series(row, course, mapped=mapped), checks)
 
 
 def _waits(row: Row) -> Trial:
     off = row.starts + row.hold - row.ends
-    course = _phases(row, (ON, off), (OFF, row.ends + 5))
+    course = phases(row, (ON, off), (OFF, row.ends + 5))
     minutes = range(row.lead + row.starts, len(course))
-    return Trial(f"{row.id} waits", _series(row, course), [Check(m, row.alert) for m in minutes])
+    return Trial(f"{row.id} waits", series(row, course), [Check(m, row.alert) for m in minutes])
 
 
 def _ends(row: Row) -> Trial:
     on = row.starts + row.hold + 4
-    course = _phases(row, (ON, on), (OFF, row.ends + row.keep + 4))
+    course = phases(row, (ON, on), (OFF, row.ends + row.keep + 4))
     end = row.lead + on + row.ends + row.keep
-    checks = [Check(end - 1, row.alert, [_labels(row)]), Check(end, row.alert)]
-    return Trial(f"{row.id} ends", _series(row, course), checks)
+    checks = [Check(end - 1, row.alert, [labels(row)]), Check(end, row.alert)]
+    return Trial(f"{row.id} ends", series(row, course), checks)
 
 
 def _gap(row: Row) -> Trial:
     """The exporter is away for a minute less than the alert is kept."""
     before = row.starts + row.hold + 2
-    course = _phases(row, (ON, before), (AWAY, row.keep - 1), (ON, 4))
+    course = phases(row, (ON, before), (AWAY, row.keep - 1), (ON, 4))
     minutes = range(row.lead + before - 1, len(course))
-    return Trial(
-        f"{row.id} gap", _series(row, course), [Check(m, row.alert, [_labels(row)]) for m in minutes]
-    )
+    return Trial(f"{row.id} gap", series(row, course), [Check(m, row.alert, [labels(row)]) for m in minutes])
 
 
 def _clusters(row: Row) -> Trial:
     """The other cluster has a node, a target and a device of the same names, and nothing is wrong there."""
-    course = _phases(row, (ON, row.starts + row.hold + 2))
+    course = phases(row, (ON, row.starts + row.hold + 2))
     quiet = [OFF] * len(course)
-    series = [*_series(row, course), *_series(row, quiet, cluster="green")]
+    both = [*series(row, course), *series(row, quiet, cluster="green")]
     minute = row.lead + row.starts + row.hold
-    return Trial(f"{row.id} clusters", series, [Check(minute, row.alert, [_labels(row)])])
+    return Trial(f"{row.id} clusters", both, [Check(minute, row.alert, [labels(row)])])
 
 
 def _missing(row: Row) -> Iterator[Trial]:
@@ -121,9 +72,9 @@ def _missing(row: Row) -> Iterator[Trial]:
     where that series only decides on the severity.
     """
     minute = row.lead + row.starts + row.hold
-    course = _phases(row, (ON, row.starts + row.hold + 2))
+    course = phases(row, (ON, row.starts + row.hold + 2))
     for name in {line.name for line in row.lines}:
-        kept = [one for one in _series(row, course) if one.name != name]
+        kept = [one for one in series(row, course) if one.name != name]
         if name not in ("kubegpu_gpu_allocated", "kubegpu_source_paused") and row.alert != ABSENT:
             if row.alert == "GPUMemoryOrphaned" and name.endswith("total_bytes"):
                 continue
@@ -161,7 +112,7 @@ def test_sorts(sort: str, tmp_path: Path) -> None:
 
 
 def test_missing_metrics_are_silent(tmp_path: Path) -> None:
-    """No alert comes from metrics that are not there: unsupported, switched off, or of a source that is down."""
+    """No alert comes from metrics that are not there: unsupported, switched off, or of a source down."""
     run_apart(_apart(ROWS, _missing), tmp_path)
 
 
