@@ -24,12 +24,16 @@ from exporter.model import (
     History,
     Owner,
     Policy,
+    Process,
+    ProcessTable,
     Seen,
     Snapshot,
     value,
 )
 
 __all__ = ["attribute"]
+
+STATUS_DELAY = 10.0  # seconds that a kubelet may take to tell the API server of a container
 
 
 def attribute(policy: Policy, history: History, snapshot: Snapshot) -> Attribution:
@@ -77,7 +81,23 @@ def _api_behind(snapshot: Snapshot, names: Names) -> bool:
     table, kubelet = value(snapshot.processes), value(snapshot.kubelet)
     if any(container.pod_uid not in names.pods for container in (table.containers if table else ())):
         return True
+    if table is not None and any(
+        _is_new(process, table, snapshot.pods.at, names) for process in table.processes
+    ):
+        return True
     if kubelet is None:
         return False
     running = {(pod.namespace, pod.name) for pod in names.pods.values() if pod.phase == "Running"}
     return bool(names.listed - names.told or running - names.listed)
+
+
+def _is_new(process: Process, table: ProcessTable, told: float, names: Names) -> bool:
+    """Whether a process is in a container that the API server may not have told of when it was asked: the one
+    after an init container, or after a crash. Of one that began long before, asking again tells nothing new.
+    """
+    pod = names.pods.get(process.cgroup.pod_uid)
+    began = table.boot_time + process.id.start / table.ticks_per_second
+    if pod is None or not process.cgroup.container_id or began < told - STATUS_DELAY:
+        return False
+    known = {identity for one in pod.containers for identity in (one.container_id, one.previous_id)}
+    return process.cgroup.container_id not in known

@@ -281,3 +281,23 @@ def test_pods_without_a_name_are_listed_once_each() -> None:
 def test_the_api_is_asked_sooner_when_it_is_behind(more: dict[str, object], behind: bool) -> None:
     """Where a cgroup or the kubelet shows a pod that its list lacks, or the kubelet has dropped one."""
     assert judge(look(**more)).api_behind is behind
+
+
+@pytest.mark.parametrize(
+    ("container", "age", "behind"),
+    [
+        (b.container_id(2), 0.0, True),
+        (b.container_id(2), 9.0, True),
+        (b.container_id(2), 11.0, False),
+        (b.container_id(1), 0.0, False),
+        ("", 0.0, False),
+    ],
+    ids=["new container", "status still on its way", "never told of", "known container", "no container"],
+)
+def test_the_api_is_asked_sooner_for_a_container_that_it_has_not_told_of(
+    container: str, age: float, behind: bool
+) -> None:
+    """The main container after an init container, or one after a crash: else it had no name for a minute."""
+    start = int((b.NOW - age - b.BOOT_TIME) * b.TICKS)
+    new = b.process(4001, pod_uid=b.pod_uid(), container_id=container, holds=HOLDS, start=start)
+    assert judge(look(processes=b.process_table(worker(), new))).api_behind is behind  # type: ignore[arg-type]
