@@ -2,8 +2,8 @@
 
     python -m dashboards.src [--output DIR] [--check] [--runbooks URL] [--several-clusters] [--portable]
 
-A folder comes in, one JSON file for each dashboard goes out. It must never write what depends on the machine or
-the day: the same sources give the same bytes.
+A folder comes in, one JSON file for each dashboard goes out. It must never write what depends on the machine
+or the day: the same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dashboards.src import exporter, fleet, namespace, node
-from dashboards.src.frame import Options, render
+from dashboards.src.frame import RUNBOOKS, Options, render
 
 OUTPUT = Path(__file__).parents[1]
 BUILDERS = (fleet.build, node.build, namespace.build, exporter.build)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dashboards.src", description="Build the dashboards.")
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR", help="folder of the JSON files")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file differs")
-    parser.add_argument("--runbooks", default=Options.runbooks, metavar="URL", help="address before ALERT.md")
+    parser.add_argument("--runbooks", default=RUNBOOKS, metavar="URL", help="address before ALERT.md")
     parser.add_argument("--several-clusters", action="store_true", help="show the variable for the cluster")
     parser.add_argument("--portable", action="store_true", help="the form for grafana.com, with __inputs")
     given = parser.parse_args(argv)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             given.output.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     for name in different:
-        print(f"{name} is not what the sources build: run python -m dashboards.src", file=sys.stderr)
+        sys.stderr.write(f"{name} is not what the sources build: run python -m dashboards.src\n")
     return 1 if different else 0
 
 

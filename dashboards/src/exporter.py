@@ -38,8 +38,8 @@ def answering() -> Panel:
     up = targets(ALL)
     return tiles(
         "Targets",
-        "Exporters that Prometheus scrapes. Silent: down, or serving only what they know of themselves because "
-        "their cycle is stuck. Simulated: a demo, all of it made up.",
+        "Exporters that Prometheus scrapes. Silent: down, or serving only what they know of themselves "
+        "because their cycle is stuck. Simulated: a demo, all of it made up.",
         Query(or_unknown(f"count({up} == 1) or count({up}) * 0"), "up"),
         Query(or_unknown(f"count({silent(ALL)}) or count({up}) * 0"), "silent", BAD),
         Query(or_unknown(f"count({SIMULATED}) or count({BUILD}) * 0"), "simulated", WARN),
@@ -67,12 +67,15 @@ def blindness() -> Panel:
 
 def rewritten() -> Panel:
     """Whether the scrape configuration took the pods' names away."""
-    names = '__name__=~"kubegpu_allocation_info|kubegpu_process_info|kubegpu_findings|kubegpu_gpu_memory_used_bytes"'
-    bad = f'count({{{names}, exported_pod!="", {ALL.target}}})'
+    names = "|".join(
+        f"kubegpu_{name}" for name in ("allocation_info", "process_info", "gpu_memory_used_bytes")
+    )
+    bad = f'count({{__name__=~"{names}", exported_pod!="", {ALL.target}}})'
     return tiles(
         "Labels rewritten",
-        "Series of ours with exported_pod: the scrape configuration has put the exporter's own pod in the place "
-        "of the workload's. Then every table of these dashboards names the wrong pod; see the README, Scrape it.",
+        "Series of ours with exported_pod: the scrape configuration has put the exporter's own pod in the "
+        "place of the workload's. Then every table of these dashboards names the wrong pod; see the README, "
+        "Scrape it.",
         Query(or_unknown(f"{bad} or count({BUILD}) * 0"), "series", BAD),
     )
 
@@ -119,8 +122,9 @@ def source_lines() -> tuple[Panel, ...]:
         ),
         lines(
             "Cycle",
-            "Age of the values that are served, and how long the cycle took that they come from. An age of more "
-            "than 5 intervals: the cycle is stuck, and only what the exporter knows of itself is served.",
+            "Age of the values that are served, and how long the cycle took that they come from. An age of "
+            "more than 5 intervals: the cycle is stuck, and only what the exporter knows of itself is "
+            "served.",
             Query(f"time() - max by ({NODE}) ({ALL.own('cycle_timestamp_seconds')})", f"{SITE} age"),
             Query(f"max by ({NODE}) ({ALL.own('cycle_duration_seconds')})", f"{SITE} duration"),
             unit="s",
@@ -142,8 +146,8 @@ def blind_spots() -> tuple[Panel, ...]:
     return (
         grid(
             "Not applicable",
-            "Kinds of findings without meaning somewhere: the operator switched a source off, or the hardware "
-            "is such. They are neither judged nor missing.",
+            "Kinds of findings without meaning somewhere: the operator switched a source off, or the "
+            "hardware is such. They are neither judged nor missing.",
             (off,),
             (
                 Column("finding", "Finding"),
@@ -189,7 +193,8 @@ def scraping() -> tuple[Panel, ...]:
         ),
         lines(
             "Duration of scrapes",
-            "A scrape only hands out what the last cycle made: long ones are the network's, or a busy node's.",
+            "A scrape only hands out what the last cycle made: long ones are the network's, or a busy "
+            "node's.",
             Query(f"max by ({NODE}) ({targets(ALL, 'scrape_duration_seconds')})", SITE),
             unit="s",
             nothing="Prometheus scraped no exporter in this time.",
@@ -265,15 +270,15 @@ def inventory() -> Panel:
     )
 
 
-def build(options: Options) -> Dashboard:
+def build(_: Options) -> Dashboard:
     """The dashboard."""
     errors, ages, durations, cycle = source_lines()
     off, faults, flight = blind_spots()
     return Dashboard(
         "exporter",
         "GPU exporter health",
-        "Whether the exporters see what they should, and what they cost. Read this when another dashboard says "
-        "unknown.",
+        "Whether the exporters see what they should, and what they cost. Read this when another dashboard "
+        "says unknown.",
         ("job", "cluster", "node"),
         (
             Row(

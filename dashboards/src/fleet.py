@@ -61,8 +61,8 @@ def nodes() -> Panel:
     )
     return grid(
         "Nodes",
-        "Every node that is scraped. Devices are whole GPUs and MIG devices. Findings and orphaned memory are "
-        "what could be judged: see the column Not judged.",
+        "Every node that is scraped. Devices are whole GPUs and MIG devices. Findings and orphaned memory "
+        "are what could be judged: see the column Not judged.",
         (answers, *(or_unknown_for(value, rows) for value in values)),
         (
             Column("cluster", "Cluster"),
@@ -107,8 +107,9 @@ def trends() -> tuple[Panel, ...]:
     return (
         lines(
             "Devices: known, given, in use, computing",
-            "Devices are whole GPUs and MIG devices. Computing: GPUs with a utilisation above 0, which MIG does "
-            "not tell. Given and not in use is what idles; in use and not given is what the findings judge.",
+            "Devices are whole GPUs and MIG devices. Computing: GPUs with a utilisation above 0, which MIG "
+            "does not tell. Given and not in use is what idles; in use and not given is what the findings "
+            "judge.",
             Query(f"count({devices(ALL)})", "known"),
             Query(f"sum({ALL.metric('gpu_allocated')})", "given"),
             Query(f"sum({IN_USE})", "in use"),

@@ -21,6 +21,7 @@ TAG = "kubegpu-exporter"
 SCHEMA = 42
 COLUMNS = 24
 PROJECT = "https://github.com/kubegpu/kubegpu-exporter"
+RUNBOOKS = f"{PROJECT}/blob/main/alerts/runbooks/"
 ALL = ".*"
 FIRING = 'alertname=~"GPU.*|KubeGPU.*", alertstate="firing"'
 
@@ -48,7 +49,7 @@ TEXTS = {"gpu": '/display="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'}
 class Options:
     """What whoever builds the dashboards may choose."""
 
-    runbooks: str = f"{PROJECT}/blob/main/alerts/runbooks/"
+    runbooks: str = RUNBOOKS
     several_clusters: bool = False
     portable: bool = False  # for grafana.com: the data source is asked for at import
 

@@ -41,8 +41,8 @@ def answer() -> Panel:
 
     return tiles(
         "Given and used",
-        "Containers on devices, one for each pair. Given is the kubelet's word, used means that a process can "
-        "own memory there. Not known: the kubelet, NVML or the scan of /proc does not answer.",
+        "Containers on devices, one for each pair. Given is the kubelet's word, used means that a process "
+        "can own memory there. Not known: the kubelet, NVML or the scan of /proc does not answer.",
         Query(count("== 3"), "given and used", BUSY),
         Query(count("== 2"), "given, no process", WARN),
         Query(count("== 1"), "used, not given", WARN),
@@ -58,8 +58,8 @@ def wrong() -> Panel:
     silent = f"count({HOLDINGS.rows}) * 0"
     return tiles(
         "What is wrong",
-        "Active findings that name these pods. Not judged: kinds of findings on their GPUs for which evidence "
-        "is missing.",
+        "Active findings that name these pods. Not judged: kinds of findings on their GPUs for which "
+        "evidence is missing.",
         Query(or_unknown(f"{found} or {alive}"), "findings", BAD),
         Query(or_unknown(f"{opened} or {silent}"), "kinds not judged", DOUBT),
     )
@@ -144,8 +144,9 @@ def idle() -> Panel:
     since = f"({given}) * on ({DEVICE}) group_left () ({active})"
     return grid(
         "Given, and idle for how long",
-        "Time since a kernel last ran on the device, for each container that was given it; on a shared device "
-        "by whomever. MIG devices do not tell it. Processes: 0 means that nobody is even waiting there.",
+        "Time since a kernel last ran on the device, for each container that was given it; on a shared "
+        "device by whomever. MIG devices do not tell it. Processes: 0 means that nobody is even waiting "
+        "there.",
         (or_unknown_for(since, given), f"({HOLDINGS.processes}) and on ({HELD}) ({given})"),
         (
             *WHO,

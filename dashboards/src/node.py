@@ -1,28 +1,25 @@
 """Node and GPU forensics: who is on a GPU of this node, since when, and what is wrong with that.
 
-Options come in, the dashboard goes out. It must stay useful while NVML is silent: then rows remain, and say so.
+Options come in, the dashboard goes out. It must stay useful while NVML is silent: rows remain, and say so.
 """
 
 from __future__ import annotations
 
 from dashboards.src.frame import Dashboard, Options, Placed, Row
+from dashboards.src.hardware import LABEL, components, counts, instances, inventory, per_gpu, telemetry
 from dashboards.src.panels import BUSY, CALM, PLAIN, WARN, Column, Panel, Query, grid, lines, states, words
 from dashboards.src.promql import (
     DEVICE,
     GPU,
     HELD,
-    MEMORY,
     NODE,
     REMEMBERED,
     UUID,
-    gpus,
     or_unknown_for,
-    targets,
     with_silent,
 )
 from dashboards.src.promql import ON_GPU as HERE
 from dashboards.src.shared import (
-    ANSWER,
     COUNTED,
     IDENTITY,
     PLACE,
@@ -35,136 +32,9 @@ from dashboards.src.shared import (
 )
 
 NOTHING = "Nothing was collected on these GPUs in this time."
-LABEL = "{{cluster}} {{node}} GPU {{gpu}}"
 PART = f"{LABEL} {{{{gi}}}}"
 PROCESS = f"{DEVICE}, namespace, pod, container, pid"
-INVENTORY = f"{GPU}, minor, pci_bus_id, product, mig_mode"
 OWNERS = ("pod", "host", "system", "orphan", "unknown")
-STATES = ("pci", "nvml", "capacity", "allocatable", "requested", "allocated")
-
-
-def per_gpu(name: str) -> str:
-    """A measurement by GPU: its pod is left out, so that a handover does not break the line."""
-    return f"max by ({GPU}) ({HERE.metric(name)})"
-
-
-# --- what is there ------------------------------------------------------------------------------------------
-
-
-def inventory() -> Panel:
-    """Every GPU of the node and how it does, also those that NVML does not show any more."""
-    rows = gpus(HERE, GPU)
-    now = f"max by ({INVENTORY}) ({HERE.metric('gpu_info')})"
-    values = (
-        f"sum by ({GPU}) ({HERE.metric('gpu_allocated')})",
-        f"sum by ({GPU}) ({HERE.metric('processes')})",
-        per_gpu("gpu_utilization_ratio"),
-        f"{per_gpu('gpu_memory_used_bytes')} / {per_gpu('gpu_memory_total_bytes')}",
-        per_gpu("gpu_memory_total_bytes"),
-        per_gpu("gpu_temperature_celsius"),
-        per_gpu("gpu_power_watts"),
-    )
-    return grid(
-        "GPUs",
-        "What NVML says of each GPU. A GPU that it no longer lists stays for an hour, as unknown. Given "
-        "counts MIG devices one by one. MIG devices tell no utilisation.",
-        (f"{now} or ({gpus(HERE, INVENTORY)} * NaN)", *(or_unknown_for(value, rows) for value in values)),
-        (
-            Column("A", "Listed", mappings=(ANSWER,), width=80),
-            *PLACE[:3],
-            Column("product", "Product"),
-            Column("B", "Given", width=70),
-            Column("C", "Processes", width=90),
-            Column("D", "Utilisation", "percentunit"),
-            Column("E", "Memory used", "percentunit"),
-            Column("F", "Memory", "bytes"),
-            Column("G", "Temperature", "celsius"),
-            Column("H", "Power", "watt"),
-            Column("mig_mode", "MIG mode"),
-            Column("minor", "Minor", width=70),
-            Column("pci_bus_id", "PCI address"),
-            Column("uuid", "UUID"),
-        ),
-        "NVML has shown no GPU here for an hour, or no exporter is scraped.",
-    )
-
-
-def instances() -> Panel:
-    """MIG devices and their memory, which compute instances of one GPU instance share."""
-    rows = f"max by ({DEVICE}) ({HERE.metric('mig_info')})"
-    info = f"max by ({DEVICE}, ci, profile, placement, namespace, pod, container) ({HERE.metric('mig_info')})"
-
-    def shared(part: str) -> str:
-        size = f"max by ({MEMORY}) ({HERE.metric(f'mig_memory_{part}_bytes')})"
-        return f"{rows} * on ({MEMORY}) group_left () {size}"
-
-    values = (
-        f"max by ({DEVICE}) ({HERE.metric('gpu_allocated')})",
-        f"sum by ({DEVICE}) ({HERE.metric('processes')})",
-        shared("used"),
-        shared("total"),
-    )
-    return grid(
-        "MIG devices",
-        "Memory is that of the GPU instance (GI); several compute instances (CI) share it. The pod is the one "
-        "that has the device for itself, if exactly one has.",
-        (info, *(or_unknown_for(f"({value})", rows) for value in values)),
-        (
-            *PLACE,
-            Column("ci", "CI", width=50),
-            Column("profile", "Profile"),
-            Column("placement", "Placement"),
-            Column("B", "Given", mappings=(ANSWER,), width=80),
-            *WHO,
-            Column("C", "Processes", width=90),
-            Column("D", "Memory used", "bytes"),
-            Column("E", "Memory", "bytes"),
-            *IDENTITY,
-        ),
-        "NVML shows no MIG device here: no GPU is cut, or it does not answer.",
-    )
-
-
-def counts() -> Panel:
-    """How many GPUs the node has by the word of each witness."""
-    rows = f"(max by ({NODE}) ({targets(HERE)}) ^ 0)"
-    said = (
-        f"max by ({NODE}) ({HERE.own('node_gpus', f'state={chr(34)}{state}{chr(34)}')})" for state in STATES
-    )
-    return grid(
-        "How many GPUs, by whose word",
-        "PCI: on the bus. NVML: listed by the driver. Capacity and allocatable: the node object. Requested: "
-        "by pods that have not ended. Given: by the kubelet, MIG devices included. Unknown: its source does "
-        "not answer, or only in part.",
-        [or_unknown_for(one, rows) for one in said],
-        (
-            *PLACE[:2],
-            Column("A", "PCI"),
-            Column("B", "NVML"),
-            Column("C", "Capacity"),
-            Column("D", "Allocatable"),
-            Column("E", "Requested"),
-            Column("F", "Given"),
-        ),
-        "No exporter is scraped on this node.",
-    )
-
-
-def components() -> Panel:
-    """Pods of the GPU stack on this node."""
-    ready = HERE.own("stack_component_ready")
-    return grid(
-        "GPU stack",
-        "Device plugin, toolkit, driver, validator and the like, as the API server tells of their pods.",
-        (f"max by ({NODE}, component, namespace, pod) ({ready})",),
-        (
-            *PLACE[:2],
-            Column("component", "Component"),
-            Column("A", "Ready", mappings=(ANSWER,)),
-            *WHO[:2],
-        ),
-        "No pod of the GPU stack was seen on this node, or the API server was not asked or did not answer.",
-    )
 
 
 # --- processes ----------------------------------------------------------------------------------------------
@@ -182,9 +52,9 @@ def processes() -> Panel:
     )
     return grid(
         "Processes",
-        "Seen by: nvml lists it, holder has the device file open, or both. Owner: pod, host, system (known GPU "
-        "infrastructure), orphan (its pod is gone), unknown. Memory and utilisation are NVML's word; unknown "
-        "where it does not list the process or tells no figure.",
+        "Seen by: nvml lists it, holder has the device file open, or both. Owner: pod, host, system (known "
+        "GPU infrastructure), orphan (its pod is gone), unknown. Memory and utilisation are NVML's word; "
+        "unknown where it does not list the process or tells no figure.",
         (with_silent(info, HERE, "comm"), *(or_unknown_for(value, rows) for value in values)),
         (
             *PLACE,
@@ -200,8 +70,8 @@ def processes() -> Panel:
             *IDENTITY,
             Column("pod_uid", "Pod UID"),
         ),
-        "No process has a row: none was seen on these GPUs, /proc or NVML could not be read, or process series "
-        "are off.",
+        "No process has a row: none was seen on these GPUs, /proc or NVML could not be read, or process "
+        "series are off.",
         sort=("Memory", True),
     )
 
@@ -292,8 +162,8 @@ def timeline() -> Panel:
     device = f'label_replace({device}, "device", "GPU $1", "gpu", "(.+)")'
     return states(
         "Findings over time",
-        "Number of active findings on each device. Not judged: none is active, and one of its kinds could not "
-        "be judged. A gap: the exporter said nothing.",
+        "Number of active findings on each device. Not judged: none is active, and one of its kinds could "
+        "not be judged. A gap: the exporter said nothing.",
         Query(device, "{{cluster}} {{node}} {{device}} {{gi}}"),
         mappings=COUNTED,
         nothing="Nothing was judged in this time.",
@@ -339,66 +209,14 @@ def memory() -> tuple[Panel, ...]:
     )
 
 
-def telemetry() -> tuple[Panel, ...]:
-    """What the hardware does."""
-    limits = HERE.metric("gpu_temperature_threshold_celsius")
-    off = "Nothing was collected, or telemetry is off (--collector.telemetry=off)."
-    clocks = HERE.metric("gpu_clock_hertz", 'clock=~"sm|memory"')
-    return (
-        lines(
-            "Utilisation",
-            "Share of time in which a kernel ran. MIG devices do not tell it.",
-            Query(per_gpu("gpu_utilization_ratio"), LABEL),
-            unit="percentunit",
-            nothing="No GPU told its utilisation in this time.",
-            most=1,
-        ),
-        lines(
-            "Memory activity",
-            "Share of time in which GPU memory was read or written. MIG devices do not tell it.",
-            Query(per_gpu("gpu_memory_activity_ratio"), LABEL),
-            unit="percentunit",
-            nothing="No GPU told its memory activity in this time.",
-            most=1,
-        ),
-        lines(
-            "Temperature",
-            "Dashed: the lowest limit of each kind among the node's GPUs, as NVML tells it (slowdown, shutdown, "
-            "...). No dashed line: the driver tells no limit.",
-            Query(per_gpu("gpu_temperature_celsius"), LABEL),
-            Query(f"min by ({NODE}, threshold) ({limits})", "{{cluster}} {{node}} {{threshold}} limit"),
-            unit="celsius",
-            nothing=off,
-            least=None,
-            dashed="/ limit$/",
-        ),
-        lines(
-            "Power",
-            "Dashed: the limit that the GPU enforces.",
-            Query(per_gpu("gpu_power_watts"), LABEL),
-            Query(per_gpu("gpu_power_limit_watts"), f"{LABEL} limit"),
-            unit="watt",
-            nothing=off,
-            dashed="/ limit$/",
-        ),
-        lines(
-            "Clocks",
-            "Clocks of the multiprocessors and of memory.",
-            Query(f"max by ({GPU}, clock) ({clocks})", f"{LABEL} {{{{clock}}}}"),
-            unit="hertz",
-            nothing=off,
-        ),
-    )
-
-
 def allocation() -> Panel:
     """Whether each device was given to somebody, over time."""
     given = f"max by ({DEVICE}) ({HERE.metric('gpu_allocated')})"
     active = f"clamp_max(sum by ({DEVICE}) ({HERE.metric('processes')}), 1)"
     return states(
         "Given and in use over time",
-        "Given is the kubelet's word; in use means that a process can own memory there. A gap: one of the two "
-        "was not known.",
+        "Given is the kubelet's word; in use means that a process can own memory there. A gap: one of the "
+        "two was not known.",
         Query(f"2 * {given} + {active}", PART),
         mappings=(
             words(
@@ -421,8 +239,8 @@ def build(options: Options) -> Dashboard:
     return Dashboard(
         "node",
         "GPU node forensics",
-        "Everything about the GPUs of a node: findings with since and evidence, who is on which device, every "
-        "process, memory and where it went, and what the node says about its GPUs.",
+        "Everything about the GPUs of a node: findings with since and evidence, who is on which device, "
+        "every process, memory and where it went, and what the node says about its GPUs.",
         ("job", "cluster", "node", "gpu"),
         (
             Row("Now", (*(Placed(panel, 6, 6) for panel in questions(HERE)),)),

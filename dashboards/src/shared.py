@@ -1,7 +1,8 @@
-"""Panels that several dashboards have: the four questions, the findings, what is not judged, who is on which device.
+"""Panels that several dashboards have: the four questions, findings, what is not judged, who is where.
 
-A scope and the builder's options come in, panels go out. Nothing here may say "none" where nobody looked: each
-number stands beside the number of devices of which it is not known, and each table has a row for what is silent.
+A scope and the builder's options come in, panels go out. Nothing here may say "none" where nobody looked:
+each number stands beside the number of devices of which it is not known, and each table has a row for what is
+silent.
 """
 
 from __future__ import annotations
@@ -251,9 +252,10 @@ def device_map(scope: Scope, *, whole: bool) -> Panel:
     held = Held(scope)
     return grid(
         "Who is on which GPU",
-        "One row for each container and device that it was given, uses, or both. Given is the kubelet's word, "
-        "use is a process that can own memory of the device. On a shared GPU, and after an index mix-up, the "
-        "two differ: what is wrong with that is said by the findings, which also wait for the kubelet.",
+        "One row for each container and device that it was given, uses, or both. Given is the kubelet's "
+        "word, use is a process that can own memory of the device. On a shared GPU, and after an index mix-"
+        "up, the two differ: what is wrong with that is said by the findings, which also wait for the "
+        "kubelet.",
         (held.map if whole else held.state, held.processes, held.memory, held.is_given),
         (
             Column("A", "State", mappings=(STATES,)),

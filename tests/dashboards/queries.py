@@ -1,8 +1,8 @@
 """Every query of the dashboards, with the scenario that is meant to fill it: a line for each panel.
 
 The committed JSON and values for its variables come in, targets go out, to be run against a Prometheus that
-scrapes the scenarios. `python -m tests.dashboards.queries` prints them. Nothing here reads the builder: it is the
-files that Grafana gets.
+scrapes the scenarios. `python -m tests.dashboards.queries` writes them out. Nothing here reads the
+builder: it is what Grafana gets.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ ANY, ZERO, EMPTY = Calm.ANY, Calm.ZERO, Calm.EMPTY
 KSM = "kube-state-metrics"
 CADVISOR = "cadvisor"
 
-# Dashboard, panel, targets ("" for all that no other line of the panel names), by which scenario or other source
-# it is filled, and what it says of the healthy node. A ZERO must be above 0 where it is meant to be filled.
+# Dashboard, panel, targets ("" for all that no other line of the panel names), by which scenario or other
+# source it is filled, and what it says of the healthy node. A ZERO is above 0 where it is meant to be filled.
 LINES: tuple[tuple[str, str, str, str, Calm], ...] = (
     ("fleet", "1. Who uses the GPUs?", "AB", "healthy-node", ANY),
     ("fleet", "1. Who uses the GPUs?", "C", "bad-night", ZERO),
@@ -218,4 +218,5 @@ def targets(values: Mapping[str, str] | None = None) -> Iterator[Target]:
 if __name__ == "__main__":
     for one in targets(dict(pair.split("=", 1) for pair in sys.argv[1:])):
         kind = "instant" if one.instant else "range"
-        print(one, kind, one.filled_by, one.calm.value, one.expr, sep="\t")
+        row = (str(one), kind, one.filled_by, one.calm.value, one.expr)
+        sys.stdout.write("\t".join(row) + "\n")

@@ -37,7 +37,6 @@ NODES = {
 }
 FLAGS = {"bad-night": ["--limits.process-series=4"]}
 AGES = [f"--rules.{rule.finding.value}.{kind.name}.age=1s" for rule in RULES for kind in rule.kinds]
-# An hour of idling is not to be had here, and GPU 7 of the healthy node is given to nobody: nothing else waits.
 REWRITTEN = "rewritten"
 FOREIGN = """\
 kube_resourcequota{namespace="training",resourcequota="gpus",resource="requests.nvidia.com/gpu",type="hard"} 8
@@ -168,7 +167,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _config(site: Site, foreign: int, rules: Path) -> dict[str, Any]:
-    """The README's scrape contract for every scenario: honor_labels, and node (and cluster) as target labels."""
+    """The README's scrape contract for every scenario: honor_labels, node and cluster as target labels."""
     scrapes = []
     for clustered in (True, False):
         for scenario, node in NODES.items():
@@ -179,8 +178,10 @@ def _config(site: Site, foreign: int, rules: Path) -> dict[str, Any]:
             scrapes.append(job)
         groups = [_group(foreign, clustered, "healthy-node")]
         scrapes.append({"job_name": jobs(clustered, "ksm"), "honor_labels": True, "static_configs": groups})
-    # As a scrape configuration without the contract has it: the target's pod takes the place of the workload's.
-    group = _group(site.agents["wrong-gpu"].port, True, REWRITTEN, node="video-node-1", pod="kubegpu-exporter-x")
+    # Without the contract the target's pod takes the place of the workload's.
+    group = _group(
+        site.agents["wrong-gpu"].port, True, REWRITTEN, node="video-node-1", pod="kubegpu-exporter-x"
+    )
     scrapes.append({"job_name": jobs(True, REWRITTEN), "static_configs": [group]})
     return {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},

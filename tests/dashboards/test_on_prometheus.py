@@ -47,7 +47,7 @@ def asked(scenario: str, *, clustered: bool) -> Iterator[Target]:
 def test_every_query_is_filled_by_its_scenario(
     prometheus: site.Site, scenario: str, *, clustered: bool
 ) -> None:
-    """Each query has numbers, not only unknowns, in the scenario meant to fill it; an alarm is above 0 there."""
+    """Each query has numbers, not only unknowns, in the scenario meant to fill it; an alarm is above 0."""
     wanting = []
     for one in asked(scenario, clustered=clustered):
         if one.filled_by != scenario or (scenario == site.REWRITTEN and not clustered):
@@ -60,7 +60,7 @@ def test_every_query_is_filled_by_its_scenario(
 
 @pytest.mark.parametrize("clustered", [True, False], ids=["several-clusters", "one-cluster"])
 def test_nothing_alarms_on_a_healthy_node(prometheus: site.Site, *, clustered: bool) -> None:
-    """Where all is well each alarm is a 0 that is known, each list of alarms is empty, and nothing is unknown."""
+    """Where all is well each alarm is a 0 that is known, and each list of alarms is empty."""
     start = prometheus.start + 3  # two looks after the start everything has been judged
     wanting = []
     for one in asked(queries.HEALTHY, clustered=clustered):
