@@ -42,7 +42,7 @@ def memory(words: Language) -> Iterator[Alert]:
             expr,
             "GPU memory is in use that nobody needs any more.",
             "{{ $value | humanize1024 }}B of "
-            f"{words.gpu} are in use and nobody needs them: {causes}.\n"
+            f"{words.memory} are in use and nobody needs them: {causes}.\n"
             f"Node: {words.where.removeprefix('node ')}. "
             f"Given to: {words.given_to(words.device)}.\n"
             "Found: "

@@ -105,6 +105,12 @@ class Language:
         return f"GPU {{{{ $labels.gpu }}}} ({{{{ $labels.uuid }}}}{self.part})"
 
     @property
+    def memory(self) -> str:
+        """The piece of memory: a GPU's, or that of a GPU instance, which MIG devices may share."""
+        part = "{{ with $labels.gi }}, GPU instance {{ . }}{{ end }}"
+        return f"GPU {{{{ $labels.gpu }}}} ({{{{ $labels.uuid }}}}{part})"
+
+    @property
     def part(self) -> str:
         """The MIG device or GPU instance, if it is one."""
         return _PART

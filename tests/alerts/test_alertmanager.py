@@ -173,10 +173,11 @@ def test_inhibition(case: str, alertmanager: str) -> None:
     loud, muted = ([_labels(one, case) for one in some] for some in CASES[case])
     _post(alertmanager, [*loud, *muted])
     wanted = [*((one, False) for one in loud), *((one, True) for one in muted)]
+    states = _states(alertmanager, case)
     for _ in range(100):
-        states = _states(alertmanager, case)
         if len(states) == len(wanted):
             break
         time.sleep(0.05)
+        states = _states(alertmanager, case)
     key = lambda one: json.dumps(one, sort_keys=True)  # noqa: E731 - of two lists
     assert sorted(states, key=key) == sorted(wanted, key=key)
