@@ -13,6 +13,7 @@ from dashboards.src.shared import ANSWER, IDENTITY, PLACE, WHO
 
 LABEL = "{{cluster}} {{node}} GPU {{gpu}}"
 INVENTORY = f"{GPU}, minor, pci_bus_id, product, mig_mode"
+CUT = 'gi!=""'
 STATES = ("pci", "nvml", "capacity", "allocatable", "requested", "allocated")
 
 
@@ -72,8 +73,8 @@ def instances() -> Panel:
         return f"{rows} * on ({MEMORY}) group_left () {size}"
 
     values = (
-        f"max by ({DEVICE}) ({HERE.metric('gpu_allocated')})",
-        f"sum by ({DEVICE}) ({HERE.metric('processes')})",
+        f"max by ({DEVICE}) ({HERE.metric('gpu_allocated', CUT)})",
+        f"sum by ({DEVICE}) ({HERE.metric('processes', CUT)})",
         shared("used"),
         shared("total"),
     )

@@ -11,6 +11,7 @@ from dashboards.src.panels import BAD, BUSY, DOUBT, WARN, Column, Panel, Query, 
 from dashboards.src.promql import (
     DEVICE,
     HELD,
+    NODE,
     UUID,
     WORKLOAD,
     Held,
@@ -54,7 +55,9 @@ def wrong() -> Panel:
     """Findings about these pods."""
     alive = f"count({THESE.own('cycle_duration_seconds')}) * 0"
     found = f"sum({THESE.metric('findings', KIND, workload=True)})"
-    opened = f"count({THESE.metric('finding_undetermined')} and on ({UUID}) {HOLDINGS.rows})"
+    here = f"{THESE.metric('finding_undetermined')} and on ({UUID}) {HOLDINGS.rows}"
+    everywhere = f"{THESE.metric('finding_undetermined', NODEWIDE)} and on ({NODE}) {HOLDINGS.rows}"
+    opened = f"count({here} or {everywhere})"
     silent = f"count({HOLDINGS.rows}) * 0"
     return tiles(
         "What is wrong",
@@ -65,6 +68,7 @@ def wrong() -> Panel:
     )
 
 
+NODEWIDE = 'uuid=""'
 KIND = 'kind!=""'
 
 

@@ -202,6 +202,8 @@ def _table(panel: Panel) -> table.Panel:
     if panel.sort:
         by = common_builders.TableSortByFieldState().display_name(panel.sort[0]).desc(panel.sort[1])
         builder.sort_by([by])
+    # Grafana writes the words for an empty panel into every empty cell, too: here those stay empty.
+    builder.override_by_regexp("/.*/", [_property("noValue", "")])
     for column in panel.columns:
         if properties := _column(column):
             builder.override_by_name(column.title, properties)
@@ -237,7 +239,7 @@ def _column(column: Column) -> list[models.DynamicConfigValue]:
 
 
 def _lines(panel: Panel) -> timeseries.Panel:
-    legend = common_builders.VizLegendOptions().show_legend(True).calcs(["lastNotNull", "max"])
+    legend = common_builders.VizLegendOptions().show_legend(True).calcs(["mean", "max"])
     legend.display_mode(common.LegendDisplayMode.TABLE).placement(common.LegendPlacement.RIGHT)
     tooltip = common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI)
     builder = (

@@ -27,10 +27,12 @@ from dashboards.src.panels import (
     words,
 )
 from dashboards.src.promql import (
+    ABSENT,
     DEVICE,
     GPU,
     HELD,
     MEMORY,
+    SILENT,
     UUID,
     WORKLOAD,
     Held,
@@ -181,10 +183,12 @@ def _owned(scope: Scope) -> Panel:
 
 
 def with_runbooks(expr: str) -> str:
-    """The rows with a label that names the runbook of the finding's alert."""
+    """The rows with a label that names the runbook of the finding's alert, or of the silent exporter's."""
     for rule in RULES:
         if rule.alert:
             expr = f'label_replace({expr}, "runbook", "{rule.alert.lower()}", "finding", "{rule.finding}")'
+    for text, alert in ((SILENT, "kubegpuexporterdown"), (ABSENT, "kubegpuexporterabsent")):
+        expr = f'label_replace({expr}, "runbook", "{alert}", "finding", "{text}")'
     return expr
 
 
@@ -201,7 +205,7 @@ def findings(scope: Scope, options: Options, title: str, *, workload: bool = Fal
         "Each active finding is a row, also one that another finding explains. Click the finding for its "
         "runbook, the node or GPU for forensics, the pod for its view. A target that gives no values is a "
         "row, too: then nobody knows.",
-        (with_silent(with_runbooks(f"{since} * 1000"), scope, "finding"), or_unknown_for(size, since)),
+        (with_runbooks(with_silent(f"{since} * 1000", scope, "finding")), or_unknown_for(size, since)),
         (
             Column("finding", "Finding", link=("Runbook", runbook.format(cell("Runbook")))),
             Column("kind", "Kind"),

@@ -168,6 +168,7 @@ class Target:
     ref: str
     expr: str
     instant: bool
+    table: bool
     filled_by: str
     calm: Calm
 
@@ -212,7 +213,8 @@ def targets(values: Mapping[str, str] | None = None) -> Iterator[Target]:
                 filled_by, calm = line(name, panel["title"], target["refId"])
                 expr = substituted(target["expr"], values or {})
                 instant = bool(target.get("instant"))
-                yield Target(name, panel["title"], target["refId"], expr, instant, filled_by, calm)
+                table = panel["type"] == "table"
+                yield Target(name, panel["title"], target["refId"], expr, instant, table, filled_by, calm)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.dashboards.queries import Calm, Target
 
 # Long enough for the scenarios to get where they go, plus what the findings need.
 LONG = 22.0
+Keys: TypeAlias = dict[str, list[dict[str, str]]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
@@ -73,3 +75,39 @@ def test_nothing_alarms_on_a_healthy_node(prometheus: site.Site, *, clustered: b
         if one.calm is Calm.ZERO and (not numbers or any(value != 0 for value in numbers)):
             wanting.append(f"{one}: {sorted(set(numbers))[:5]}\n{one.expr}")
     assert not wanting, "\n".join(wanting)
+
+
+# Columns that speak of some rows only, and why.
+PARTIAL = {
+    (
+        "node",
+        "Holders of device files, and what NVML lists",
+        "F",
+    ): "NVML has no word for files that are no GPU's",
+    ("exporter", "Versions", "B"): "a target that is down tells no version",
+}
+
+
+@pytest.mark.parametrize("scenario", site.NODES)
+def test_columns_of_a_table_have_the_rows_of_its_first(prometheus: site.Site, scenario: str) -> None:
+    """A column has a value, or the unknown, for each row and no row of its own: else rows split, or go blank."""
+    wanting = []
+    first: Keys = {}
+    now = time.time()
+    for one in asked(scenario, clustered=True):
+        if not one.instant or not one.table:
+            continue
+        rows = [series for series, _ in prometheus.samples(one.expr, now, now)]
+        if one.ref == "A":
+            first = {one.panel: rows}
+            continue
+        names = sorted({name for row in rows for name in row})
+        have, want = _keys(rows, names), _keys(first[one.panel], names)
+        partial = (one.dashboard, one.panel, one.ref) in PARTIAL
+        if (have - want) or (want - have and not partial):
+            wanting.append(f"{one}: too many {list(have - want)[:2]}, missing {list(want - have)[:2]}")
+    assert not wanting, "\n".join(wanting)
+
+
+def _keys(rows: list[dict[str, str]], names: list[str]) -> set[tuple[str, ...]]:
+    return {tuple(row.get(name, "") for name in names) for row in rows}
