@@ -42,7 +42,7 @@ def attribute(policy: Policy, history: History, snapshot: Snapshot) -> Attributi
     names = Names(snapshot, history)
     owners = Owners(snapshot, history, names)
     given = granted.grants(policy, snapshot, history, inventory, names)
-    certain = granted.is_known(policy, snapshot, history)
+    certain = granted.is_known(policy, snapshot, history, names)
     unnamed = tuple(sorted(set(_unnamed(snapshot, names))))
     return Attribution(
         uses=uses(policy, snapshot, inventory, owners),

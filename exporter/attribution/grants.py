@@ -15,6 +15,7 @@ from exporter.model import (
     NOBODY,
     Allocation,
     Carried,
+    Cgroup,
     DeviceKey,
     Grant,
     History,
@@ -48,13 +49,32 @@ def grants(
     return tuple(sorted(found, key=_order))
 
 
-def is_known(policy: Policy, snapshot: Snapshot, history: History) -> bool:
+def is_known(policy: Policy, snapshot: Snapshot, history: History, names: Names) -> bool:
     """Whether a device that no grant names can be said to be free."""
     if isinstance(snapshot.kubelet, Seen):
-        return snapshot.kubelet.complete
+        if is_settled(snapshot, history):
+            return True
+        return snapshot.kubelet.complete and not _lacks_pods(policy, snapshot, history, names)
     heard, settled = history.kubelet_heard, history.kubelet_settled
     recent = heard is not None and snapshot.monotonic - heard <= policy.kubelet_grace
     return recent and (settled is None or snapshot.monotonic >= settled)
+
+
+def _lacks_pods(policy: Policy, snapshot: Snapshot, history: History, names: Names) -> bool:
+    """Whether a pod lives that a kubelet which has just started does not list, so that nobody knows what it
+    was given. It is so for as long as the API server is away. What was listed before is remembered.
+    """
+    if names.living is None or history.kubelet_settled is None:
+        return True
+    told = names.listed | {(one.allocation.namespace, one.allocation.pod) for one in history.carried}
+    restarted = history.kubelet_settled - policy.kubelet_restart_grace
+    since = snapshot.at - (snapshot.monotonic - restarted)
+    found = [names.pod(Cgroup(uid)) for uid in names.living]
+    return any(
+        (one.namespace, one.name) not in told and names.may_live(one.namespace, one.name, since)
+        for one in found
+        if one is not None
+    )
 
 
 def allocated(device: DeviceKey, given: Collection[Grant], names: Names, is_known: bool) -> bool | None:

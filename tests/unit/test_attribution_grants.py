@@ -228,6 +228,16 @@ def test_a_pod_that_a_restarting_kubelet_does_not_list_is_not_unallocated() -> N
     assert device(report).allocated is False
 
 
+def test_an_agent_that_starts_after_the_kubelet_calls_no_device_free() -> None:
+    """It has never heard of the devices of a living pod that is not listed: until that is, all is unknown."""
+    known: dict[str, object] = {"pods": b.missed(), "processes": LIVING, "pod_names": (b.pod_name(),)}
+    report = advance(POLICY, None, b.snapshot(kubelet=PART, **known))  # type: ignore[arg-type]
+    report = advance(POLICY, report, later(15, kubelet=EMPTY, **known))
+    assert device(report).allocated is None
+    plain = Kubelet((KubeletPod("team-a", "train-0", ("main",)),), (), ())
+    assert device(advance(POLICY, report, later(30, kubelet=plain, **known))).allocated is False
+
+
 def test_the_word_of_the_api_ends_the_doubt() -> None:
     """A pod that is gone there is gone."""
     look = later(30, kubelet=EMPTY, pods=b.seen(Pods(()), at=b.NOW + 29), processes=LIVING)
