@@ -1,7 +1,7 @@
 """`python -m tests.cluster.record [STORY...]`: record the cluster with the exporter's own recorder, masked.
 
 Writes tests/recordings/cluster/STORY.json.gz. What else runs on the machine is cut out: of processes only
-those in pods are kept. The expectations beside the files are written by hand from the stories, and not from here.
+those in pods are kept. The expectations beside the files are written by hand from the stories, not from here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def take(cluster: Cluster, story: Iterator[None]) -> dict[str, Any]:
 def in_pods(look: dict[str, Any]) -> set[int]:
     """Pids of the processes that live in a pod."""
     table = look["snapshot"]["processes"]["value"]["processes"]
-    return {one["id"]["pid"] for one in table if one["cgroup"]["pod_uid"]}
+    return {one["id"]["pid"] for one in table if one.get("cgroup", {}).get("pod_uid")}
 
 
 def main(names: list[str]) -> None:

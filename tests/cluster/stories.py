@@ -1,7 +1,7 @@
 """What happens on the cluster while it is recorded: three looks each, and what comes to pass between them.
 
 A story is a generator. What it does before its first yield is there in the first look, what it does before
-its second one in the second, and so on; what is true is written beside the recordings (tests/recordings/cluster).
+its second one in the second, and so on. What is true then is written in tests/recordings/cluster.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def static_and_finished(cluster: Cluster) -> Iterator[None]:
 
 def kubelet_restarts(cluster: Cluster) -> Iterator[None]:
     """The kubelet is away, and comes back, first with nothing in its list."""
-    _three(cluster)
+    three(cluster)
     yield
     cluster.kubelet.kill()
     yield
@@ -85,7 +85,7 @@ def kubelet_restarts(cluster: Cluster) -> Iterator[None]:
 
 def kubelet_restarts_without_api(cluster: Cluster) -> Iterator[None]:
     """The kubelet starts while the API server is down: of three pods it lists the static one for good."""
-    _three(cluster)
+    three(cluster)
     yield
     cluster.apiserver.kill()
     cluster.kubelet.kill()
@@ -99,7 +99,7 @@ def kubelet_restarts_without_api(cluster: Cluster) -> Iterator[None]:
 
 def plugin_killed(cluster: Cluster) -> Iterator[None]:
     """The device plugin is killed, and started again: what was given stays given."""
-    _three(cluster)
+    three(cluster)
     yield
     cluster.plugin.kill()
     until(lambda: not cluster.offers_any(), "the kubelet offers no device")
@@ -125,7 +125,7 @@ def recreated_while_it_hangs(cluster: Cluster) -> Iterator[None]:
     yield
 
 
-def _three(cluster: Cluster) -> None:
+def three(cluster: Cluster) -> None:
     """A static pod on a MIG device and two others on a GPU each."""
     server = container("server", ["given", "memory=2048"], {MIG: 1})
     name = cluster.run_static(pod("warmer", server, namespace="kube-system"))

@@ -1,0 +1,201 @@
+"""What happens every day on a node, and what breaks: nobody is accused, and what is unknown is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import until
+from tests.cluster.exporter_pod import ExporterPod
+from tests.cluster.manifests import container, pod
+from tests.cluster.stories import init_and_sidecar, one_gpu, static_and_finished, three
+from tests.cluster.watching import View, Watch, truth
+from tests.rig.hardware import Target
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+
+def in_time(watch: Watch, cluster: Cluster) -> None:
+    """The exporter says what is so."""
+    watch.until(lambda view: view.processes == truth(cluster), "processes are as they are")
+
+
+def test_a_container_that_crashes_and_comes_back(exporter: ExporterPod, cluster: Cluster) -> None:
+    """Each time it works on the GPU that its pod was given; nobody else's container was replaced."""
+    cluster.run(pod("crash-0", one_gpu("main", "for=5", "exit=1")), ("Running", "Starting"))
+    with Watch(exporter, "crashes and comes back") as watch:
+        first = _pid(cluster)
+        watch.event(f"pid {first}")
+        until(lambda: cluster.hardware.holders() and _pid(cluster) != first, "it runs again", 60)
+        watch.event(f"pid {_pid(cluster)}")
+        in_time(watch, cluster)
+        until(lambda: not cluster.hardware.holders(), "it has crashed again")
+        assert watch.view.allocated(cluster.hardware.whole[0]) == 1, "back-off gives no GPU back"
+        watch.until(lambda view: not view.processes, "it is seen to have ended")
+        watch.steady(lambda view: not view.findings, "nothing is wrong", 6)
+        assert watch.ever == set()
+
+
+def _pid(cluster: Cluster) -> int:
+    until(cluster.hardware.holders, "somebody has a device open")
+    return min(cluster.hardware.holders(), default=0)
+
+
+def test_init_containers_and_sidecars(exporter: ExporterPod, cluster: Cluster) -> None:
+    """Both are containers of their pod, with what that was given."""
+    story = init_and_sidecar(cluster)
+    with Watch(exporter, "init container and sidecar") as watch:
+        next(story)
+        in_time(watch, cluster)
+        assert {one.container for one in watch.view.processes} == {"prepare", "proxy"}
+        next(story)
+        in_time(watch, cluster)
+        assert {one.container for one in watch.view.processes} == {"main", "proxy"}
+        watch.steady(lambda view: not view.findings, "nothing is wrong", 6)
+        assert watch.ever == set()
+
+
+def test_a_static_pod_and_one_that_has_finished(exporter: ExporterPod, cluster: Cluster) -> None:
+    """The static one goes by its mirror's name and its manifest's hash, the finished one has given back."""
+    story = static_and_finished(cluster)
+    with Watch(exporter, "static and finished") as watch:
+        next(story)
+        in_time(watch, cluster)
+        next(story)
+        in_time(watch, cluster)
+        (row,) = watch.view.processes
+        assert (row.namespace, row.pod) == ("kube-system", "warmer-cluster-node")
+        assert len(row.uid) == 32, "the hash of the manifest"
+        watch.until(lambda view: view.allocated(cluster.hardware.whole[1]) == 0, "the other one is free")
+        watch.steady(lambda view: not view.findings, "nothing is wrong", 6)
+        assert watch.ever == set()
+
+
+@pytest.fixture
+def busy(cluster: Cluster) -> Cluster:
+    """A static pod on a MIG device, and two pods with a GPU each."""
+    three(cluster)
+    return cluster
+
+
+def test_a_kubelet_that_restarts(exporter: ExporterPod, busy: Cluster) -> None:
+    """While it is away the source is down; after it nobody's devices are taken from him in between."""
+    with Watch(exporter, "kubelet killed for 5 s") as watch:
+        in_time(watch, busy)
+        busy.kubelet.kill()
+        watch.event("killed")
+        watch.until(lambda view: "kubelet" in view.down, "the source is down")
+        watch.until(lambda view: "used_not_allocated" in view.unknown, "it is said what cannot be judged")
+        time.sleep(5)
+        busy.kubelet_up()
+        watch.event("up")
+        watch.until(lambda view: not view.down, "the source is back")
+        in_time(watch, busy)
+        watch.until(lambda view: _all_given(view, busy), "all is allocated")
+        watch.steady(lambda view: not view.findings, "nothing is wrong", 10)
+        assert watch.ever == set()
+
+
+def test_a_kubelet_that_restarts_while_the_api_server_is_down(exporter: ExporterPod, busy: Cluster) -> None:
+    """It lists the static pod alone, for as long as the API server is away: the others are not accused."""
+    with Watch(exporter, "kubelet restarted, API server down for 75 s") as watch:
+        in_time(watch, busy)
+        busy.apiserver.kill()
+        watch.event("API server killed")
+        busy.kubelet.kill()
+        busy.kubelet_up()
+        watch.event("kubelet restarted")
+        until(lambda: len(busy.resources() or ()) == 1, "it lists the static pod alone")
+        # An exporter that has heard of it will say that it does not know who was given what.
+        watch.until(lambda view: "used_not_allocated" in view.unknown, "it is said what cannot be judged")
+        watch.until(lambda view: "pods" in view.down, "the API server is missed", 90)
+        watch.steady(lambda view: not view.findings, "nothing is wrong", 15)
+        assert len(watch.view.processes) == 3, "who is where is known all the same"
+        busy.api_up()
+        watch.event("API server up")
+        watch.until(lambda view: not view.down, "all sources are back", 90)
+        until(lambda: len(busy.resources() or ()) == 3, "the kubelet lists all", 90)
+        watch.until(lambda view: _all_given(view, busy), "all is allocated again")
+        watch.steady(lambda view: not view.findings, "nothing is wrong", 6)
+        assert watch.ever == set()
+
+
+def test_an_api_server_that_is_away_for_a_minute(exporter: ExporterPod, busy: Cluster) -> None:
+    """Its answers are missed and said to be, names stay, and a new pod is named from its log directory."""
+    with Watch(exporter, "API server down for 75 s") as watch:
+        in_time(watch, busy)
+        expected = truth(busy)
+        busy.apiserver.kill()
+        watch.event("killed")
+        watch.until(lambda view: {"pods", "node"} <= view.down, "the API server is missed", 90)
+        watch.until(lambda view: "orphan_process" in view.unknown, "it is said what cannot be judged")
+        watch.steady(lambda view: view.processes == expected, "who is where is known all the same", 10)
+        busy.api_up()
+        watch.event("up")
+        watch.until(lambda view: not view.down, "all sources are back", 90)
+        watch.until(lambda view: "orphan_process" not in view.unknown, "it can be judged again")
+        assert watch.ever == set()
+
+
+def test_a_device_plugin_that_is_killed(exporter: ExporterPod, busy: Cluster) -> None:
+    """What was given stays given; no device is offered, and nobody is accused of that."""
+    with Watch(exporter, "device plugin killed for 20 s") as watch:
+        in_time(watch, busy)
+        busy.plugin.kill()
+        watch.event("killed")
+        until(lambda: not busy.offers_any(), "the kubelet offers no device")
+        watch.steady(lambda view: not view.findings and _all_given(view, busy), "all is given", 20)
+        busy.plugin_up()
+        watch.event("up")
+        watch.steady(lambda view: not view.findings and _all_given(view, busy), "all is given", 15)
+        assert watch.ever == set()
+
+
+def test_an_exporter_that_restarts(exporter: ExporterPod, busy: Cluster) -> None:
+    """Its container is started anew, and it says the same as before within ten seconds."""
+    with Watch(exporter, "exporter killed") as watch:
+        in_time(watch, busy)
+        os.kill(_first_process(exporter.uid), signal.SIGKILL)
+        watch.event("killed")
+        until(lambda: _restarts(busy) == 1, "the kubelet has started it anew")
+        time.sleep(1)
+        in_time(watch, busy)
+        watch.until(lambda view: _all_given(view, busy) and not view.down, "it knows all again")
+        watch.steady(lambda view: not view.findings, "nothing is wrong", 10)
+        assert watch.ever == set()
+        assert watch.gap < 10
+
+
+def test_a_pod_without_a_device_is_nobody(exporter: ExporterPod, cluster: Cluster) -> None:
+    """A container without any device has no series, and its pod no finding."""
+    cluster.run(pod("plain-0", container("main", [])))
+    with Watch(exporter, "a plain pod") as watch:
+        watch.steady(lambda view: not view.findings and not view.processes, "nothing is told", 6)
+        assert watch.ever == set()
+
+
+def _all_given(view: View, cluster: Cluster) -> bool:
+    targets: list[Target] = [*cluster.hardware.whole, cluster.hardware.mig[0]]
+    return all(view.allocated(one) == 1 for one in targets)
+
+
+def _first_process(uid: str) -> int:
+    """The exporter's first process: the parent of its children."""
+    for path in Path("/sys/fs/cgroup/pids/kubepods").glob(f"*/pod{uid}/*/cgroup.procs"):
+        for pid in map(int, path.read_text().split()):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"kubegpu-exporter" in words and b"-m\0" not in words:
+                return pid
+    raise AssertionError("the exporter does not run")
+
+
+def _restarts(cluster: Cluster) -> int:
+    found = cluster.api.pod("gpu-monitoring", "kubegpu-exporter")
+    assert found is not None
+    (status,) = found["status"]["containerStatuses"]
+    return int(status["restartCount"]) if "running" in status["state"] else -1
