@@ -183,13 +183,12 @@ class Held:
         """3: given and used, 2: given only, 1: used only, NaN: not known, for each row."""
         return f"2 * ({self.is_given}) + clamp_max(({self.processes}), 1)"
 
-    @property
-    def map(self) -> str:
-        """`state`, and a row for each device without any: 0 if that is known, else NaN."""
+    def with_devices(self, expr: str) -> str:
+        """A column's rows, and one for each device without any: 0 if that is known to be free, else NaN."""
         bare = f"({devices(self.scope)} unless on ({DEVICE}) {self.rows})"
         spare = f"(({self.scope.metric('gpu_allocated')} == 0) and on ({DEVICE}) ({self._pods} == 0))"
         free = f"({bare} * 0 and on ({DEVICE}) {spare})"
-        return f"{self.state} or {free} or ({bare} * NaN)"
+        return f"{expr} or {free} or ({bare} * NaN)"
 
     @property
     def _pods(self) -> str:

@@ -254,13 +254,14 @@ def not_judged(scope: Scope) -> Panel:
 def device_map(scope: Scope, *, whole: bool) -> Panel:
     """Which container is on which device: given, using, or both. `whole`: also devices that nobody has."""
     held = Held(scope)
+    columns = (held.state, held.processes, held.memory, held.is_given)
     return grid(
         "Who is on which GPU",
         "One row for each container and device that it was given, uses, or both. Given is the kubelet's "
         "word, use is a process that can own memory of the device. On a shared GPU, and after an index mix-"
         "up, the two differ: what is wrong with that is said by the findings, which also wait for the "
         "kubelet.",
-        (held.map if whole else held.state, held.processes, held.memory, held.is_given),
+        [held.with_devices(column) if whole else column for column in columns],
         (
             Column("A", "State", mappings=(STATES,)),
             *PLACE,

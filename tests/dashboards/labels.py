@@ -66,37 +66,38 @@ def of_metric(name: str) -> frozenset[str]:
     return OWN[name] if name in OWN else FOREIGN[name]
 
 
-def of_result(expr: Any) -> frozenset[str]:
-    """Labels that the result can have: for `or`, those that each side can have."""
+def of_result(expr: Any, *, some: bool = False) -> frozenset[str]:
+    """Labels that the result can have: for `or` those that each side can, or with `some` those that one can."""
     match expr:
         case promql.VectorSelector():
             return frozenset.intersection(*map(of_metric, names(expr)))
         case promql.MatrixSelector():
-            return of_result(expr.vector_selector)
+            return of_result(expr.vector_selector, some=some)
         case promql.ParenExpr() | promql.UnaryExpr() | promql.SubqueryExpr():
-            return of_result(expr.expr)
+            return of_result(expr.expr, some=some)
         case promql.AggregateExpr():
-            return _aggregate(expr)
+            return _aggregate(expr, some=some)
         case promql.Call():
-            return _call(expr)
+            return _call(expr, some=some)
         case promql.BinaryExpr():
-            return _binary(expr)
+            return _binary(expr, some=some)
         case _:
             return frozenset()
 
 
-def _aggregate(expr: Any) -> frozenset[str]:
-    inner = of_result(expr.expr)
+def _aggregate(expr: Any, *, some: bool) -> frozenset[str]:
+    inner = of_result(expr.expr, some=some)
+    picks = str(expr.op) in ("topk", "bottomk")
     if expr.modifier is None:
-        return inner if str(expr.op) in ("topk", "bottomk") else frozenset()
+        return inner if picks else frozenset()
     given = frozenset(expr.modifier.labels)
     if expr.modifier.type == promql.AggModifierType.Without:
         return inner - given
-    return inner if str(expr.op) in ("topk", "bottomk") else inner & given
+    return inner if picks else inner & given
 
 
-def _call(expr: Any) -> frozenset[str]:
-    inner = [of_result(arg) for arg in expr.args if isinstance(arg, promql.Expr)]
+def _call(expr: Any, *, some: bool) -> frozenset[str]:
+    inner = [of_result(arg, some=some) for arg in expr.args if isinstance(arg, promql.Expr)]
     labels = frozenset.union(frozenset(), *inner)
     name = str(expr.func.name)
     if name in ("label_replace", "label_join"):
@@ -104,22 +105,25 @@ def _call(expr: Any) -> frozenset[str]:
     return frozenset() if name in ("absent", "vector", "time", "scalar") else labels
 
 
-def _binary(expr: Any) -> frozenset[str]:
-    left, right = of_result(expr.lhs), of_result(expr.rhs)
+def _binary(expr: Any, *, some: bool) -> frozenset[str]:
+    left, right = of_result(expr.lhs, some=some), of_result(expr.rhs, some=some)
     operator = str(expr.op)
     if _is_number(expr.lhs):
         return right
     if _is_number(expr.rhs) or operator in ("and", "unless"):
         return left
     if operator == "or":
-        # An arm that stands for what is unknown has fewer labels on purpose: a table says so in words.
-        return left if _is_unknown(expr.rhs) else left & right
-    matching = expr.modifier.matching if expr.modifier else None
-    group = expr.modifier.group_labels if expr.modifier else None
-    if group is not None and expr.modifier.card == promql.VectorMatchCardinality.ManyToOne:
-        return left | (frozenset(group) & right)
+        # An arm that stands for what is unknown may have fewer labels: its words say so.
+        return left | right if some else left if _is_unknown(expr.rhs) else left & right
+    return _matched(left, right, expr.modifier)
+
+
+def _matched(left: frozenset[str], right: frozenset[str], modifier: Any) -> frozenset[str]:
+    matching = modifier.matching if modifier else None
     if matching is None:
         return left & right
+    if modifier.card == promql.VectorMatchCardinality.ManyToOne:
+        return left | (frozenset(modifier.group_labels or ()) & right)
     on = frozenset(matching.labels)
     return left & on if matching.type == promql.LabelModifierType.Include else left - on
 

@@ -279,7 +279,7 @@ def target_labels(board: Board) -> Iterator[Problem]:
         found: frozenset[str] = frozenset()
         for where, target, parsed in targets({"panels": [panel]}):
             result = labels.of_result(parsed)
-            found |= result
+            found |= labels.of_result(parsed, some=True)
             for label in set(PLACEHOLDER.findall(target.get("legendFormat", ""))) - result:
                 yield where, f"the legend names {label}; there are {sorted(result)}"
             if extra := result & {"job", "instance"}:
