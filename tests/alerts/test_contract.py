@@ -1,5 +1,5 @@
 """The rules keep their contracts: with the exporter's catalog and findings, with the design, with the files
-that are committed, with the runbooks, and with PromQL as Prometheus 2.42 knows it.
+that are committed, and with PromQL as Prometheus 2.42 knows it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ import pytest
 import yaml
 
 from alerts.src import __main__ as command
-from alerts.src import files, recording
+from alerts.src import files
 from alerts.src.config import DEFAULT, Config, Names, read
-from alerts.src.rule import Alert, Language, Record
-from exporter.catalog import FAMILIES
+from alerts.src.rule import Alert, Record
 from exporter.diagnosis import RULES
 from exporter.model import Severity
 from exporter.sources.nvml_fields import THRESHOLDS
 from tests.alerts import expressions
+from tests.alerts.rulebook import alerts, known, records
 
 HOME = Path(__file__).parents[2] / "alerts"
-RUNBOOKS = HOME / "runbooks"
-TARGET = {"job", "instance", "node", "cluster"}
 MAPPED = Config(labels=Names("exported_namespace", "exported_pod", "exported_container"))
 # Findings without an alert of their own, each with its reason. So far there is none.
 WITHOUT_ALERT: dict[str, str] = {}
@@ -52,42 +50,17 @@ DESIGN = {
     "KubeGPUExporterLabelsRewritten": {"warning"},
     "KubeGPUExporterSeriesDropped": {"info"},
 }
-SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "Prevention")
 # Not in Prometheus 2.42, or experimental there.
 NEWER = re.compile(
     r"\b(info|limitk|limit_ratio|sort_by_label|sort_by_label_desc|mad_over_time|double_exp\w*)\s*\("
 )
 
 
-def _alerts(config: Config | None = None) -> list[Alert]:
-    groups = files.alerting(config or Config())
-    return [rule for group in groups for rule in group.rules if isinstance(rule, Alert)]
-
-
-def _records(config: Config | None = None) -> list[Record]:
-    groups = recording.groups(Language(config or Config()))
-    return [rule for group in groups for rule in group.rules if isinstance(rule, Record)]
-
-
-def _known(config: Config | None = None) -> dict[str, set[str]]:
-    """Labels of each metric in Prometheus: the catalog's, the target's, and of what is recorded."""
-    names = (config or Config()).labels
-    renamed = {"namespace": names.namespace, "pod": names.pod, "container": names.container}
-    known = {
-        family.full_name: {renamed.get(label, label) for label in family.labels} | TARGET
-        for family in FAMILIES
-    }
-    known["up"] = set(TARGET)
-    for record in _records(config):
-        known[record.name] = expressions.result(record.expr, known)
-    return known
-
-
 def _id(rule: Alert | Record) -> str:
     return f"{rule.name}-{rule.severity}" if isinstance(rule, Alert) else rule.name
 
 
-EVERY: list[Alert | Record] = [*_alerts(), *_records()]
+EVERY: list[Alert | Record] = [*alerts(), *records()]
 
 # ---------------------------------------------------------------- the exporter's metrics and findings
 
@@ -95,43 +68,43 @@ EVERY: list[Alert | Record] = [*_alerts(), *_records()]
 @pytest.mark.parametrize("rule", EVERY, ids=_id)
 def test_metrics_and_labels_are_in_the_catalog(rule: Alert | Record) -> None:
     """Every metric that a rule selects exists, with every label that it matches or aggregates by."""
-    known = _known()
+    labels_of = known()
     foreign = {"exported_namespace", "exported_pod"} | {"namespace", "pod", "container"}
     for metric, labels in expressions.selectors(rule.expr).items():
-        assert metric in known, metric
+        assert metric in labels_of, metric
         allowed = foreign if rule.name == "KubeGPUExporterLabelsRewritten" else set()
-        assert labels <= known[metric] | allowed, (metric, labels - known[metric])
-    everything = set().union(*known.values())
+        assert labels <= labels_of[metric] | allowed, (metric, labels - labels_of[metric])
+    everything = set().union(*labels_of.values())
     assert expressions.grouped(rule.expr) <= everything
 
 
-@pytest.mark.parametrize("rule", _alerts(), ids=_id)
+@pytest.mark.parametrize("rule", alerts(), ids=_id)
 def test_texts_name_labels_that_the_alert_has(rule: Alert) -> None:
     """A template names no label that the expression drops, and asks for metrics and labels that exist."""
     _texts(rule, None)
 
 
-@pytest.mark.parametrize("rule", _alerts(MAPPED), ids=_id)
+@pytest.mark.parametrize("rule", alerts(MAPPED), ids=_id)
 def test_texts_of_the_label_mapping(rule: Alert) -> None:
     """The same where the workload labels have other names."""
     _texts(rule, MAPPED)
 
 
 def _texts(rule: Alert, config: Config | None) -> None:
-    known = _known(config)
-    result = expressions.result(rule.expr, known)
+    labels_of = known(config)
+    result = expressions.result(rule.expr, labels_of)
     named = expressions.template_labels(rule.description)
     assert named <= result, (named - result, result)
     assert not expressions.template_labels(rule.summary)
     for query in expressions.template_queries(rule.description):
         for metric, labels in expressions.selectors(query).items():
-            assert labels <= known[metric], (metric, labels - known[metric])
+            assert labels <= labels_of[metric], (metric, labels - labels_of[metric])
     assert rule.description.count("| query") == len(expressions.template_queries(rule.description))
 
 
 def test_every_finding_has_its_alert() -> None:
     """Each finding names an alert that exists, or stands among those without, with a reason."""
-    names = {rule.name for rule in _alerts()}
+    names = {rule.name for rule in alerts()}
     for rule in RULES:
         assert rule.alert in names or WITHOUT_ALERT.get(rule.finding.value)
     assert set(WITHOUT_ALERT) <= {rule.finding.value for rule in RULES}
@@ -145,7 +118,7 @@ def test_severities_of_findings_are_the_exporters() -> None:
     for rule in RULES:
         if rule.alert in weighed:
             continue
-        some = [alert for alert in _alerts() if alert.name == rule.alert]
+        some = [alert for alert in alerts() if alert.name == rule.alert]
         for kind in rule.kinds:
             severity: Severity = kind.severity or rule.severity
             matching = [alert.severity for alert in some if _looks_at(alert.expr, kind.name)]
@@ -170,12 +143,12 @@ def test_labels_with_fixed_values_exist() -> None:
 def test_alerts_are_the_designs() -> None:
     """Every alert of the design is there with its severities, and no other."""
     written: dict[str, set[str]] = {}
-    for rule in _alerts():
+    for rule in alerts():
         written.setdefault(rule.name, set()).add(rule.severity)
     assert written == DESIGN
 
 
-@pytest.mark.parametrize("rule", _alerts(), ids=_id)
+@pytest.mark.parametrize("rule", alerts(), ids=_id)
 def test_shape_of_an_alert(rule: Alert) -> None:
     """An alert compares, waits, is kept, has one sentence for a summary and says what to do first."""
     assert expressions.compares(rule.expr)
@@ -183,7 +156,7 @@ def test_shape_of_an_alert(rule: Alert) -> None:
     assert rule.keep >= 300
     assert re.fullmatch(r"[A-Z][^\n{}]*\.", rule.summary)
     assert rule.description.split("\n")[-1].startswith("First: ")
-    assert len({one.summary for one in _alerts() if one.name == rule.name}) == 1
+    assert len({one.summary for one in alerts() if one.name == rule.name}) == 1
     if rule.name.startswith("GPU"):
         assert "absent" not in rule.expr
 
@@ -195,23 +168,23 @@ def test_promql_of_prometheus_2_42(rule: Alert | Record) -> None:
     assert "topk" not in rule.expr
     for metric, labels in expressions.selectors(rule.expr).items():
         assert ":" in metric or "job" in labels, metric
-    assert "pid" not in expressions.result(rule.expr, _known())
+    assert "pid" not in expressions.result(rule.expr, known())
 
 
-@pytest.mark.parametrize("record", _records(), ids=_id)
+@pytest.mark.parametrize("record", records(), ids=_id)
 def test_names_of_records(record: Record) -> None:
     """A recorded series is level:metric:operation, and is kept apart by cluster."""
     level, metric, operation = record.name.split(":")
     assert level
     assert operation
     assert metric.startswith("kubegpu_")
-    assert "cluster" in expressions.result(record.expr, _known())
+    assert "cluster" in expressions.result(record.expr, known())
 
 
-@pytest.mark.parametrize("rule", _alerts(), ids=_id)
+@pytest.mark.parametrize("rule", alerts(), ids=_id)
 def test_cluster_survives(rule: Alert) -> None:
     """Every alert says which cluster it is about."""
-    assert "cluster" in expressions.result(rule.expr, _known())
+    assert "cluster" in expressions.result(rule.expr, known())
 
 
 # ---------------------------------------------------------------- files
@@ -248,83 +221,3 @@ def test_alerts_may_share_a_file_with_others() -> None:
         data: dict[str, Any] = yaml.safe_load((HOME / name).read_text())
         groups += [group["name"] for group in data["groups"]]
     assert len(set(groups)) == len(groups)
-
-
-# ---------------------------------------------------------------- runbooks
-
-
-def _pages() -> list[Path]:
-    return sorted(RUNBOOKS.glob("*.md"))
-
-
-def _headings(page: Path) -> list[str]:
-    return re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)
-
-
-def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
-    """One page for each alert, by its name in lower case; beside them the index and the incidents."""
-    names = {rule.name.lower() for rule in _alerts()}
-    others = {"README", "incident-mig-phantom", "incident-wrong-gpu"}
-    assert {page.stem for page in _pages()} == names | others
-
-
-@pytest.mark.parametrize("name", sorted({rule.name for rule in _alerts()}))
-def test_runbook_is_complete(name: str) -> None:
-    """A runbook is titled by its alert, says first what is going on and what to do, and has every section."""
-    text = (RUNBOOKS / f"{name.lower()}.md").read_text()
-    assert text.startswith(f"# {name}\n\n**What is going on:** ")
-    before = text.partition("\n## ")[0]
-    assert "\n**First:** " in before
-    assert tuple(_headings(RUNBOOKS / f"{name.lower()}.md")) == SECTIONS
-    diagnosis = text.partition("## Diagnosis")[2].partition("## Mitigation")[0]
-    assert "```" in diagnosis, "no command to run"
-
-
-def test_index_names_every_page() -> None:
-    """The index links to each page."""
-    text = (RUNBOOKS / "README.md").read_text()
-    for page in _pages():
-        if page.stem != "README":
-            assert f"({page.name})" in text, page.name
-
-
-@pytest.mark.parametrize("page", [*_pages(), HOME / "README.md"], ids=lambda page: page.name)
-def test_links_resolve(page: Path) -> None:
-    """A link leads to a file that exists, and to a heading that it has."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if target.startswith(("http://", "https://")):
-            continue
-        path, _, anchor = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
-        assert file.exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
-            assert anchor in {_anchor(heading) for heading in headings}, target
-
-
-def _anchor(heading: str) -> str:
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-@pytest.mark.parametrize("page", [*_pages(), HOME / "README.md"], ids=lambda page: page.name)
-def test_expressions_in_pages(page: Path) -> None:
-    """What a page gives to paste into Prometheus parses, and names metrics and labels that exist."""
-    known = {**_known(), "ALERTS": TARGET | {"alertname", "alertstate", "uuid"}}
-    for block in re.findall(r"```promql\n(.*?)```", page.read_text(), re.DOTALL):
-        for expr in re.split(r"\n\n+", block.strip()):
-            for metric, labels in expressions.selectors(expr).items():
-                if not metric.startswith(("kube_", "DCGM_")):
-                    assert labels <= known[metric], (metric, labels - known[metric])
-
-
-@pytest.mark.parametrize("page", [*_pages(), HOME / "README.md"], ids=lambda page: page.name)
-def test_flags_and_commands_in_pages(page: Path) -> None:
-    """A shell block parses, and a flag of the exporter that a page names exists."""
-    text = page.read_text()
-    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
-        said = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
-        assert said.returncode == 0, said.stderr
-    settings = (HOME.parent / "docs" / "settings.md").read_text()
-    for flag in re.findall(r"`(--[a-z][\w.<>-]+)", text):
-        if flag.startswith(("--rules.", "--limits.", "--collector.", "--metrics.", "--path.", "--pause")):
-            assert flag.partition("=")[0] in settings or re.match(r"--rules\.\w+\.\w+\.age", flag), flag
