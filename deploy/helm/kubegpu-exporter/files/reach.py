@@ -4,6 +4,8 @@ Prints a line for each address: answered, and which sources are missing. Ends wi
 answer, or where there is none at all: then no node has one of the labels that the chart looks for.
 """
 
+# ruff: noqa: INP001, S310, T201 - a script that a chart carries and a pod runs
+
 import re
 import socket
 import ssl
@@ -12,6 +14,7 @@ import urllib.request
 
 
 def main(scheme: str, name: str, port: str, path: str) -> int:
+    """Ask all of them; returns the exit code."""
     try:
         found = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
@@ -30,6 +33,7 @@ def main(scheme: str, name: str, port: str, path: str) -> int:
 
 
 def look(url: str) -> str:
+    """What one of them says. Raises OSError or ValueError where it does not answer as an exporter."""
     context = ssl.create_default_context()
     context.check_hostname = False  # it is asked by its address
     context.verify_mode = ssl.CERT_NONE

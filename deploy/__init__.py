@@ -1,0 +1,1 @@
+"""Manifests, and what keeps them in step with the rest of the repository."""
