@@ -239,7 +239,7 @@ def build(options: Options) -> Dashboard:
                 "What is wrong",
                 (
                     Placed(findings(THESE, options, "Findings about these pods", workload=True), 16, 8),
-                    Placed(alerts('namespace=~"$namespace|"', 'pod=~"$pod|"'), 8, 8),
+                    Placed(alerts('namespace=~"$namespace"', 'pod=~"$pod|"'), 8, 8),
                 ),
             ),
             Row("Where", (Placed(device_map(THESE, whole=False), 24, 9),)),

@@ -67,7 +67,7 @@ def of_metric(name: str) -> frozenset[str]:
 
 
 def of_result(expr: Any, *, some: bool = False) -> frozenset[str]:
-    """Labels that the result can have: for `or` those that each side can, or with `some` those that one can."""
+    """Labels that the result can have: for `or` those of both sides, or with `some` those of either."""
     match expr:
         case promql.VectorSelector():
             return frozenset.intersection(*map(of_metric, names(expr)))

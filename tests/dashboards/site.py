@@ -11,6 +11,7 @@ import json
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -144,17 +145,21 @@ def _prometheus(site: Site, foreign: int) -> None:
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     site.stack.callback(_end, process)
     deadline = time.monotonic() + 20
-    while True:
-        try:
-            site.ask("query", query="vector(1)")
-            break
-        except OSError:
-            assert process.poll() is None, (site.folder / "prometheus.log").read_text()[-2000:]
-            assert time.monotonic() < deadline, "Prometheus does not answer"
-            time.sleep(0.1)
+    while not _is_ready(site.port):
+        assert process.poll() is None, (site.folder / "prometheus.log").read_text()[-2000:]
+        assert time.monotonic() < deadline, "Prometheus is not ready"
+        time.sleep(0.1)
     live = (len(NODES) + 1) * 2 + 1
     site.wait(f"count(up == 1) >= {live}")
     site.start = time.time()
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=2):
+            return True
+    except OSError:  # refused, or 503 while it starts
+        return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
