@@ -8,8 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 TIME ?= 10m
-# The test rig compiles an NVML library, makes certificates, reads /proc and asks a real promtool.
-DEBIAN := gcc libc6-dev libcjson-dev openssl procps prometheus
+# The test rig compiles an NVML library, makes certificates and reads /proc; rules, dashboards and the status
+# page are tried on a real Prometheus, a real Alertmanager and a real browser.
+DEBIAN := chromium gcc libc6-dev libcjson-dev openssl procps prometheus prometheus-alertmanager
 PIP := $(BIN)/python -m pip install --quiet
 # Where packages come from is the machine's business, and no part of a public log.
 WITHOUT_HOSTS := sed -E "s,https?://[^ ']+,URL,g; s/host='[^']*'/host=.../g"
@@ -18,7 +19,8 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 -
 PROTO := exporter/sources/podresources/podresources.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo run test test-needs check lint fmt generate docs golden lock rig faults simulate bench clean
+.PHONY: help install demo run test test-needs check lint fmt generate docs rules dashboards screenshots golden lock \
+	rig faults simulate bench clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -72,6 +74,15 @@ docs: install ## Write the references of metrics, settings and findings
 	$(BIN)/python -m exporter.reference settings > docs/settings.md
 	$(BIN)/python -m exporter.reference findings > docs/findings.md
 	$(BIN)/python -m tests.cases_table
+
+rules: install ## Write the alert and recording rules from alerts/config.yaml
+	$(BIN)/python -m alerts.src
+
+dashboards: install ## Write the dashboards' JSON from dashboards/src
+	$(BIN)/python -m dashboards.src
+
+screenshots: install test-needs ## Write the pictures of docs/images that README shows
+	$(BIN)/python -m tests.browser.pictures
 
 golden: install ## Show where the expositions of tests/scenarios differ from what they expect
 	$(BIN)/python -m pytest tests/scenarios -vv $(ARGS)
