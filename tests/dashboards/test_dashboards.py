@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,18 +75,26 @@ def test_options_of_the_builder(tmp_path: Path) -> None:
     assert {one["id"] for one in board["__requires"]} == {"grafana", "prometheus"}
 
 
-def test_each_finding_leads_to_the_runbook_of_its_alert() -> None:
+@pytest.mark.parametrize("name", ["fleet", "node", "namespace"])
+def test_each_finding_leads_to_the_runbook_of_its_alert(name: str) -> None:
     """The tables of findings name the alert's runbook for every finding that has an alert."""
-    for name in ("fleet", "node", "namespace"):
-        (table,) = (
-            one
-            for one in queries.panels(queries.load(name))
-            if one["title"].startswith("Findings ab") or one["title"] == "Findings"
-        )
-        expr = table["targets"][0]["expr"]
-        for rule in FINDINGS:
-            assert rule.alert, f"{rule.finding} has no alert"
-            assert f'"runbook", "{rule.alert.lower()}", "finding", "{rule.finding.value}")' in expr
+    found = [
+        one for one in queries.panels(queries.load(name)) if re.match(r"Findings( about|$)", one["title"])
+    ]
+    assert len(found) == 1
+    expr = found[0]["targets"][0]["expr"]
+    for rule in FINDINGS:
+        assert rule.alert, f"{rule.finding} has no alert"
+        assert f'"runbook", "{rule.alert.lower()}", "finding", "{rule.finding.value}")' in expr
+
+
+@pytest.mark.parametrize("name", ["fleet", "node", "namespace"])
+def test_runbooks_that_are_linked_exist(name: str) -> None:
+    """No link to a runbook leads nowhere, also not the one of an exporter that is silent."""
+    named = set(re.findall(r'"runbook\\", \\"(\w+)\\"', json.dumps(queries.load(name))))
+    assert {"kubegpuexporterdown", "kubegpuexporterabsent"} < named
+    runbooks = {path.stem for path in (queries.FOLDER.parent / "alerts" / "runbooks").glob("*.md")}
+    assert named <= runbooks
 
 
 # --- the table of what fills what ---------------------------------------------------------------------------
