@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-Decoder = Callable[[Any, str], Any]
+Decoder = Callable[[Any], Any]
 TAG = "is"
 
 
@@ -24,30 +24,44 @@ class CodecError(ValueError):
     """Plain data that is not the record it should be; `where` is the path to the offending value."""
 
     def __init__(self, where: str, problem: str) -> None:
-        super().__init__(f"{where or 'the document'}: {problem}")
+        super().__init__(where, problem)
         self.where = where
         self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.where or 'the document'}: {self.problem}"
+
+    def below(self, where: str) -> CodecError:
+        """The same, told from further up: paths are put together only where something is wrong."""
+        return CodecError(where + self.where, self.problem)
+
+
+_PLAIN = frozenset({str, int, float, bool, NoneType})
 
 
 def encode(thing: Any) -> Any:
     """Return `thing` as plain data. Records carry their tag, which `decode` demands only in unions."""
+    kind = type(thing)
+    if kind in _PLAIN:
+        return thing
+    if kind is tuple or kind is list:
+        return [encode(one) for one in thing]
     if isinstance(thing, Enum):
         return thing.value
-    if isinstance(thing, (str, int, float, bool, NoneType)):
-        return thing
-    if isinstance(thing, (tuple, list)):
-        return [encode(one) for one in thing]
-    plain: dict[str, Any] = {TAG: type(thing).__name__}
-    for name, default in _defaults(cast(Hashable, type(thing))):
+    plain: dict[str, Any] = {TAG: kind.__name__}
+    for name, default in _defaults(cast(Hashable, kind)):
         held = getattr(thing, name)
         if held is not default and held != default:
-            plain[name] = encode(held)
+            plain[name] = held if type(held) in _PLAIN else encode(held)
     return plain
 
 
 def decode(kind: type[T] | Any, plain: Any, where: str = "") -> T:
     """Build a `kind` from plain data. Raises CodecError naming the path, the value and what was expected."""
-    return cast(T, _decoder(cast(Hashable, kind))(plain, where))
+    try:
+        return cast(T, _decoder(cast(Hashable, kind))(plain))
+    except CodecError as error:
+        raise error.below(where) from None
 
 
 @cache
@@ -78,13 +92,15 @@ def _decoder(kind: Any) -> Decoder:
 def _scalar(kind: Any) -> Decoder:
     accepted = (int, float) if kind is float else (kind,)
 
-    def read(plain: Any, where: str) -> Any:
+    def read(plain: Any) -> Any:
+        if type(plain) is kind:
+            return plain
         if not isinstance(plain, accepted) or (isinstance(plain, bool) and kind is not bool):
-            raise CodecError(where, f"{plain!r} is not of type {kind.__name__}")
+            raise CodecError("", f"{plain!r} is not of type {kind.__name__}")
         try:
             return float(cast(float, plain)) if kind is float else plain
         except OverflowError as error:
-            raise CodecError(where, "a number beyond any float") from error
+            raise CodecError("", "a number beyond any float") from error
 
     return read
 
@@ -92,9 +108,9 @@ def _scalar(kind: Any) -> Decoder:
 def _enum(kind: type[Enum]) -> Decoder:
     members = {member.value: member for member in kind}
 
-    def read(plain: Any, where: str) -> Any:
+    def read(plain: Any) -> Any:
         if not isinstance(plain, str) or plain not in members:
-            raise CodecError(where, f"{plain!r} is none of {', '.join(map(str, members))}")
+            raise CodecError("", f"{plain!r} is none of {', '.join(map(str, members))}")
         return members[plain]
 
     return read
@@ -103,10 +119,16 @@ def _enum(kind: type[Enum]) -> Decoder:
 def _sequence(item: Any) -> Decoder:
     one = _decoder(item)
 
-    def read(plain: Any, where: str) -> Any:
+    def read(plain: Any) -> Any:
         if not isinstance(plain, (list, tuple)):
-            raise CodecError(where, f"{plain!r} is not a list")
-        return tuple(one(value, f"{where}[{i}]") for i, value in enumerate(plain))
+            raise CodecError("", f"{plain!r} is not a list")
+        found = []
+        try:
+            for value in plain:
+                found.append(one(value))  # noqa: PERF401 (its length says where an error is)
+        except CodecError as error:
+            raise error.below(f"[{len(found)}]") from None
+        return tuple(found)
 
     return read
 
@@ -114,10 +136,16 @@ def _sequence(item: Any) -> Decoder:
 def _fixed(items: tuple[Any, ...]) -> Decoder:
     decoders = tuple(_decoder(item) for item in items)
 
-    def read(plain: Any, where: str) -> Any:
+    def read(plain: Any) -> Any:
         if not isinstance(plain, (list, tuple)) or len(plain) != len(decoders):
-            raise CodecError(where, f"{plain!r} is not a list of {len(decoders)}")
-        return tuple(d(v, f"{where}[{i}]") for i, (d, v) in enumerate(zip(decoders, plain, strict=True)))
+            raise CodecError("", f"{plain!r} is not a list of {len(decoders)}")
+        found: list[Any] = []
+        try:
+            for decoder, value in zip(decoders, plain, strict=True):
+                found.append(decoder(value))
+        except CodecError as error:
+            raise error.below(f"[{len(found)}]") from None
+        return tuple(found)
 
     return read
 
@@ -134,23 +162,23 @@ def _union(args: tuple[Any, ...]) -> Decoder:
     optional = NoneType in args
     only = next(iter(records.values())) if len(records) == 1 else None
 
-    def read(plain: Any, where: str) -> Any:
+    def read(plain: Any) -> Any:
         if plain is None and optional:
             return None
         if isinstance(plain, dict) and records:
             if TAG not in plain and only is not None:
-                return only(plain, where)
+                return only(plain)
             tag = plain.get(TAG)
             if not isinstance(tag, str) or tag not in records:
-                raise CodecError(f"{where}.{TAG}", f"{tag!r} is none of {', '.join(records)}")
-            return records[tag](plain, where)
+                raise CodecError(f".{TAG}", f"{tag!r} is none of {', '.join(records)}")
+            return records[tag](plain)
         for scalar in scalars:
             try:
-                return scalar(plain, where)
+                return scalar(plain)
             except CodecError:
                 if scalar is scalars[-1]:
                     raise
-        raise CodecError(where, f"{plain!r} is no record of {', '.join(records)}")
+        raise CodecError("", f"{plain!r} is no record of {', '.join(records)}")
 
     return read
 
@@ -158,26 +186,32 @@ def _union(args: tuple[Any, ...]) -> Decoder:
 def _record(kind: Any, variables: dict[Any, Any]) -> Decoder:
     hints = get_type_hints(kind)
     decoders = {f.name: _lazy(variables.get(hints[f.name], hints[f.name])) for f in dataclasses.fields(kind)}
+    # Most fields are texts and numbers, which need no call where they are what they should be.
+    simple = {name: hint for name, hint in hints.items() if hint in (str, int, bool)}
     needed = {
         f.name
         for f in dataclasses.fields(kind)
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     }
 
-    def read(plain: Any, where: str) -> Any:
+    def read(plain: Any) -> Any:
         if not isinstance(plain, dict):
-            raise CodecError(where, f"{plain!r} is no mapping with the fields of {kind.__name__}")
+            raise CodecError("", f"{plain!r} is no mapping with the fields of {kind.__name__}")
         built = {}
         for name, value in plain.items():
-            if name == TAG:
-                if value != kind.__name__:
-                    raise CodecError(f"{where}.{TAG}", f"{value!r} where a {kind.__name__} is wanted")
-                continue
-            if name not in decoders:
-                raise CodecError(f"{where}.{name}", f"unknown key; {kind.__name__} has {', '.join(decoders)}")
-            built[name] = decoders[name](value, f"{where}.{name}")
+            if simple.get(name) is type(value):
+                built[name] = value
+            elif name in decoders:
+                try:
+                    built[name] = decoders[name](value)
+                except CodecError as error:
+                    raise error.below(f".{name}") from None
+            elif name != TAG:
+                raise CodecError(f".{name}", f"unknown key; {kind.__name__} has {', '.join(decoders)}")
+            elif value != kind.__name__:
+                raise CodecError(f".{TAG}", f"{value!r} where a {kind.__name__} is wanted")
         if missing := needed - built.keys():
-            raise CodecError(where, f"{kind.__name__} lacks {', '.join(sorted(missing))}")
+            raise CodecError("", f"{kind.__name__} lacks {', '.join(sorted(missing))}")
         return kind(**built)
 
     return read
@@ -187,9 +221,9 @@ def _lazy(kind: Any) -> Decoder:
     """Resolve a field's decoder at first use, so that building one record's does not build all others'."""
     found: list[Decoder] = []
 
-    def read(plain: Any, where: str) -> Any:
+    def read(plain: Any) -> Any:
         if not found:
             found.append(_decoder(kind))
-        return found[0](plain, where)
+        return found[0](plain)
 
     return read

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from exporter.model import PodNames
+from exporter.model import Kubelet, PodNames
 from exporter.recording.condensed import NODE, POD_LIST
 from exporter.sources.kubelet import KubeletSource
 from exporter.sources.pod_names import PodNamesSource
@@ -18,19 +18,22 @@ PODS_PATH = "/api/v1/pods"
 
 
 class KubeletTap(KubeletSource):
-    """A kubelet source that keeps its last replies, encoded again: what no field stands for stays in them."""
+    """A kubelet source that keeps its last replies: what no field stands for stays in them."""
 
     def __init__(self, socket: Path) -> None:
         super().__init__(socket)
         self.replies: dict[str, str] = {}
 
-    def _ask(self, deadline: float) -> Any:
+    def _ask(self, deadline: float) -> tuple[bytes, bytes | None]:
         self.replies = {}
-        listed, offered = super()._ask(deadline)
-        for method, reply in (("List", listed), ("GetAllocatableResources", offered)):
+        return super()._ask(deadline)
+
+    def _meaning(self, list_reply: bytes, offer_reply: bytes | None) -> Kubelet:
+        kubelet = super()._meaning(list_reply, offer_reply)
+        for method, reply in (("List", list_reply), ("GetAllocatableResources", offer_reply)):
             if reply is not None:
-                self.replies[method] = base64.b64encode(reply.SerializeToString()).decode()
-        return listed, offered
+                self.replies[method] = base64.b64encode(reply).decode()
+        return kubelet
 
 
 class ApiTap:

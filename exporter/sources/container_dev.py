@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from exporter.model import (
     ContainerDev,
@@ -32,6 +33,10 @@ _BELOW = ("", "nvidia-caps", "nvidia-caps-imex-channels")  # where the driver pu
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+# What decides what a /dev shows: the directory itself, and what is mounted at it and below it.
+_Place: TypeAlias = tuple[tuple[int, int], int, tuple[Mount, ...]]
+
+
 class Viewer:
     """Remembers the last view of each container, and looks again at a quarter of them in each call."""
 
@@ -39,6 +44,8 @@ class Viewer:
         self._procfs = procfs
         self._calls = 0
         self._views: dict[tuple[str, ProcessId], ContainerView] = {}
+        # Directories listed in this call: many containers may have one, as the host's.
+        self._listed: dict[_Place, tuple[DeviceNode, ...]] = {}
 
     def look(self, containers: Sequence[LiveContainer]) -> ContainerDev:
         """Views of the given containers. Raises SourceError where /proc/devices cannot be read."""
@@ -47,6 +54,7 @@ class Viewer:
         except OSError as error:
             raise SourceError(Reason.UNAVAILABLE, f"{self._procfs}/devices: {error.strerror}") from error
         self._calls += 1
+        self._listed.clear()
         host = self._host_dev()
         views = {}
         for container in containers:
@@ -62,7 +70,7 @@ class Viewer:
         """The file system of the host's /dev; None where pid 1 cannot be asked, or has none of its own."""
         try:
             with ProcessDirectory(f"{self._procfs}/1") as process:
-                return _dev_mount(parse_mounts(process.read_all("mountinfo"))).device
+                return _dev_mount(_mounts(process)).device
         except (OSError, _UnsafeError):
             return None
 
@@ -75,9 +83,10 @@ class Viewer:
                 if process.stat().start != container.process.start:
                     raise ProcessLookupError
                 exe = _executable(process)
-                mount = _dev_mount(parse_mounts(process.read_all("mountinfo")))
+                mounts = _mounts(process)
+                mount = _dev_mount(mounts)
                 of_host = mount.device == host
-                nodes = tuple(sorted(set(_nodes(process, mount, majors))))
+                nodes = self._nodes(process, mounts, mount, majors)
         except GONE:
             unseen = "gone"
         except PermissionError:
@@ -87,6 +96,28 @@ class Viewer:
         except OSError as error:  # a zombie's mountinfo gives EINVAL; no container may hide the others
             unseen = printable(f"{error.filename}: {error.strerror}")
         return ContainerView(container.pod_uid, container.container_id, nodes, unseen, of_host, exe)
+
+    def _nodes(
+        self, process: ProcessDirectory, mounts: tuple[Mount, ...], mount: Mount, majors: Majors
+    ) -> tuple[DeviceNode, ...]:
+        root = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=process.fd)
+        try:
+            dev = os.open("dev", _OPEN, dir_fd=root)
+        except OSError as error:
+            raise _UnsafeError("no directory /dev") from error
+        finally:
+            os.close(root)
+        try:
+            number = file_number(dev, ".", follow=False)
+            if number.filesystem != mount.device:
+                raise _UnsafeError("/dev changed while it was looked at")
+            place = (number.filesystem, number.inode, mounts)
+            if place not in self._listed:
+                found = (node for name in _BELOW for node in _listed(dev, name, mount, majors))
+                self._listed[place] = tuple(sorted(set(found)))
+            return self._listed[place]
+        finally:
+            os.close(dev)
 
 
 class _UnsafeError(Exception):
@@ -100,21 +131,10 @@ def _executable(process: ProcessDirectory) -> str:
         return ""
 
 
-def _nodes(process: ProcessDirectory, mount: Mount, majors: Majors) -> Iterator[DeviceNode]:
-    root = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=process.fd)
-    try:
-        dev = os.open("dev", _OPEN, dir_fd=root)
-    except OSError as error:
-        raise _UnsafeError("no directory /dev") from error
-    finally:
-        os.close(root)
-    try:
-        if file_number(dev, ".", follow=False).filesystem != mount.device:
-            raise _UnsafeError("/dev changed while it was looked at")
-        for name in _BELOW:
-            yield from _listed(dev, name, mount, majors)
-    finally:
-        os.close(dev)
+def _mounts(process: ProcessDirectory) -> tuple[Mount, ...]:
+    """The mounts at /dev and below it."""
+    lines = process.read_all("mountinfo").split(b"\n")
+    return parse_mounts(b"\n".join(line for line in lines if b" /dev" in line))
 
 
 def _dev_mount(mounts: Sequence[Mount]) -> Mount:

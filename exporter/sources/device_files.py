@@ -75,19 +75,30 @@ def file_number(directory: int, name: str, *, follow: bool) -> FileNumber:
     if _statx(directory, os.fsencode(name), flags, _STATX_TYPE | _STATX_INO, _address) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), name)
+    return _answer()
+
+
+def _answer() -> FileNumber:
     character = (_buffer.rdev_major, _buffer.rdev_minor) if _buffer.mode & _S_IFMT == _S_IFCHR else None
     return FileNumber(character, (_buffer.dev_major, _buffer.dev_minor), _buffer.ino)
 
 
-def character(directory: int, name: str) -> tuple[int, int] | None:
-    """The device number of `name` below an open directory, None if it is no character device.
+# Converted once: a scan asks this of every descriptor of every candidate.
+_flags = ctypes.c_int(AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT)
+_mask = ctypes.c_uint(_STATX_TYPE | _STATX_INO)
+_pointer = ctypes.c_void_p(_address)
+_quick_statx = ctypes.CDLL(None).statx  # without errno
+
+
+def character(directory: int, name: str) -> FileNumber | None:
+    """`file_number` of what a name below an open directory leads to, if that is a character device.
 
     The same question as `file_number` with `follow`, for the many that are none. Raises OSError; never waits.
     """
-    if _statx(directory, name.encode(), AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT, _STATX_TYPE, _address) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), name)
-    return (_buffer.rdev_major, _buffer.rdev_minor) if _buffer.mode & _S_IFMT == _S_IFCHR else None
+    if _quick_statx(directory, name.encode(), _flags, _mask, _pointer) != 0:
+        number = file_number(directory, name, follow=True)  # again, for the error
+        return number if number.character else None
+    return _answer() if _buffer.mode & _S_IFMT == _S_IFCHR else None
 
 
 # Texts that nearly every process has, and that a device file is looked for only in a thorough look.

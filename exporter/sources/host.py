@@ -7,6 +7,7 @@ Parent half: `HostSource`, the agent's side of all three. Run as
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -16,9 +17,11 @@ from typing import Any
 from exporter.codec import CodecError, decode, encode
 from exporter.model import (
     ContainerDev,
+    ContainerView,
     LiveContainer,
     Missed,
     Pci,
+    ProcessId,
     ProcessTable,
     Reason,
     Seen,
@@ -36,6 +39,7 @@ class HostSource:
     def __init__(self, procfs: Path, sysfs: Path, seconds: float = SECONDS) -> None:
         self._child = Child("exporter.sources.host", (str(procfs), str(sysfs)))
         self._seconds = seconds
+        self._views: dict[str, ContainerView] = {}
 
     def read_processes(self, numbers: Collection[int], watched: Collection[int]) -> tuple[ProcessTable, bool]:
         """Holders, the processes behind NVML's `numbers`, and `watched` pids that held or were named before.
@@ -51,8 +55,13 @@ class HostSource:
 
     def read_views(self, containers: Sequence[LiveContainer]) -> tuple[ContainerDev, bool]:
         """The GPU nodes that each container's /dev shows. Complete where none is `unseen`."""
-        dev = self._ask("container_dev", {"containers": encode(tuple(containers))}, ContainerDev)
-        return dev, not any(view.unseen for view in dev.views)
+        rows = [(one.pod_uid, one.container_id, (one.process.pid, one.process.start)) for one in containers]
+        # Views come as texts: nearly all are those of the last time, and need not be read again.
+        texts = self._ask("container_dev", {"containers": rows}, tuple[str, ...])
+        known = self._views
+        self._views = {text: known.get(text) or _view(text) for text in texts}
+        views = tuple(self._views[text] for text in texts)
+        return ContainerDev(views), not any(view.unseen for view in views)
 
     def read_pci(self) -> tuple[Pci, bool]:
         """The GPUs on the bus. Complete where every device could be read; timeout where the driver hangs."""
@@ -71,6 +80,30 @@ class HostSource:
             raise SourceError(Reason.PROTOCOL, str(error)) from error
 
 
+def _view(text: str) -> ContainerView:
+    try:
+        return decode(ContainerView, json.loads(text), "view")
+    except (CodecError, ValueError) as error:
+        raise SourceError(Reason.PROTOCOL, str(error)) from error
+
+
+class _Texts:
+    """Views as texts; one that is the object of the last time is not written anew."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, tuple[ContainerView, str]] = {}
+
+    def of(self, views: Sequence[ContainerView]) -> list[str]:
+        """The text of each."""
+        before, self._written = self._written, {}
+        for view in views:
+            known = before.get(id(view))  # held by `before`, so that no other view can have its id
+            if known is None:
+                known = (view, json.dumps(encode(view), separators=(",", ":")))
+            self._written[id(view)] = known
+        return [self._written[id(view)][1] for view in views]
+
+
 def main() -> None:
     """The child."""
     # Imported here: the parent needs the class above, and none of what the child works with.
@@ -81,6 +114,7 @@ def main() -> None:
 
     procfs, sysfs = (Path(argument) for argument in sys.argv[1:3])
     scanner, viewer, bus = Scanner(procfs), Viewer(procfs), PciSource(sysfs, procfs)
+    texts = _Texts()
     # The driver's files are read aside: a wedged driver must not keep this child from scanning for holders.
     slot: Slot[Pci] = Slot("pci")
 
@@ -88,7 +122,9 @@ def main() -> None:
         return encode(scanner.scan(request["numbers"], request["watched"]))
 
     def container_dev(request: Mapping[str, Any], _part: Part) -> Any:
-        return encode(viewer.look(decode(tuple[LiveContainer, ...], request["containers"])))
+        rows = request["containers"]
+        containers = tuple(LiveContainer(pod, one, ProcessId(*process)) for pod, one, process in rows)
+        return texts.of(viewer.look(containers).views)
 
     def pci(_request: Mapping[str, Any], _part: Part) -> Any:
         slot.start(bus.read, fresh_for=0.0)

@@ -93,22 +93,36 @@ class KubeletSource:
         self._refused = False
         self._empty_since: float | None = None
         self._no_allocatable = False
+        # The last answers as they came, and what they say: they change when a pod comes or goes.
+        self._understood: tuple[tuple[bytes, bytes | None], Kubelet] | None = None
 
     def read(self) -> tuple[Kubelet, bool]:
         """Return what the kubelet says and whether an absent pod may be taken as gone; raises SourceError."""
         listener = self._look()
         deadline = self._clock() + self._seconds
         try:
-            listed, offered = self._ask(deadline)
+            kubelet = self._meaning(*self._ask(deadline))
         except SourceError as error:
             self._refused = self._refused or error.reason is Reason.UNAVAILABLE
             raise
+        return kubelet, self._complete(listener, kubelet)
+
+    def _meaning(self, list_reply: bytes, offer_reply: bytes | None) -> Kubelet:
+        """What the replies say. They are decoded here: gRPC would log a decoder's error with a traceback."""
+        replies = (list_reply, offer_reply)
+        if self._understood is not None and self._understood[0] == replies:
+            return self._understood[1]
+        listed = _decoded("List", api.ListPodResourcesResponse, list_reply)
+        offered = None
+        if offer_reply is not None:
+            offered = _decoded("GetAllocatableResources", api.AllocatableResourcesResponse, offer_reply)
         kubelet = Kubelet(
             pods=tuple(sorted(_pods(listed), key=lambda pod: (pod.namespace, pod.name))),
             allocations=_allocations(listed),
             allocatable=None if offered is None else _allocatable(offered),
         )
-        return kubelet, self._complete(listener, kubelet)
+        self._understood = (replies, kubelet)
+        return kubelet
 
     # --- one conversation ---
 
@@ -129,24 +143,16 @@ class KubeletSource:
             raise SourceError(Reason.UNAVAILABLE, f"{self._socket} is not a socket")
         return _Listener(found.st_dev, found.st_ino, found.st_mtime_ns)
 
-    def _ask(
-        self, deadline: float
-    ) -> tuple[api.ListPodResourcesResponse, api.AllocatableResourcesResponse | None]:
+    def _ask(self, deadline: float) -> tuple[bytes, bytes | None]:
+        """The replies to both calls, the second None where this kubelet has no such call."""
         with grpc.insecure_channel(f"unix:{quote(os.fspath(self._socket))}", options=OPTIONS) as channel:
             try:
-                listed = self._call(
-                    channel, "List", api.ListPodResourcesRequest(), api.ListPodResourcesResponse, deadline
-                )
+                listed = self._call(channel, "List", api.ListPodResourcesRequest(), deadline)
             except grpc.RpcError as error:
                 raise self._failure("List", error) from error
             try:
-                offered = self._call(
-                    channel,
-                    "GetAllocatableResources",
-                    api.AllocatableResourcesRequest(),
-                    api.AllocatableResourcesResponse,
-                    deadline,
-                )
+                request = api.AllocatableResourcesRequest()
+                offered = self._call(channel, "GetAllocatableResources", request, deadline)
             except grpc.RpcError as error:
                 if not _not_offered(error):
                     raise self._failure("GetAllocatableResources", error) from error
@@ -162,16 +168,10 @@ class KubeletSource:
         channel: grpc.Channel,
         method: str,
         request: api.ListPodResourcesRequest | api.AllocatableResourcesRequest,
-        reply: type[_Reply],
         deadline: float,
-    ) -> _Reply:
-        """Make one call. The reply is decoded here: gRPC would log a decoder's error with a traceback."""
+    ) -> bytes:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SERVICE + method, _same, _same)
-        raw = call(request.SerializeToString(), timeout=max(deadline - self._clock(), 0.001))
-        try:
-            return reply.FromString(raw)
-        except DecodeError as error:
-            raise SourceError(Reason.PROTOCOL, f"{method}: the reply cannot be decoded") from error
+        return call(request.SerializeToString(), timeout=max(deadline - self._clock(), 0.001))
 
     def _failure(self, method: str, error: grpc.RpcError) -> SourceError:
         code, text = error.code(), printable(error.details() or "")
@@ -224,6 +224,13 @@ class KubeletSource:
             self._empty_since = now
         empty = self._empty_since is not None and now - self._empty_since < UNSETTLED
         return not (restarted or empty)
+
+
+def _decoded(method: str, reply: type[_Reply], raw: bytes) -> _Reply:
+    try:
+        return reply.FromString(raw)
+    except DecodeError as error:
+        raise SourceError(Reason.PROTOCOL, f"{method}: the reply cannot be decoded") from error
 
 
 def _same(raw: bytes) -> bytes:

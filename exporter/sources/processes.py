@@ -6,18 +6,23 @@ and their ancestors; and each container of a pod that is alive. It never opens a
 and never trusts a name: link text decides only what is worth asking about, the device number of the open file
 decides what it is.
 
-How much is asked (DESIGN: the agent never costs what it measures): a descriptor whose text is below /dev or
-speaks of nvidia is proven in every scan. Every path-like descriptor and the mappings are proven for
-candidates (an NVML row, a descriptor, a client of the last scan, a sibling in its container) in every scan,
-and for one in SWEEP of all others, so that a device file under any other name is found within SWEEP scans.
+How much is asked (DESIGN: the agent never costs what it measures):
+
+- A candidate (an NVML row, a descriptor, a client of the last scan) is looked at thoroughly in each scan: the
+  kernel is asked what each descriptor and mapping is. So is a sibling in a container with a candidate in one
+  of SIBLINGS scans, and any other process in one of SWEEP: a device file under any other name is found within
+  so many scans. In between only those descriptors are proven whose text is below /dev or speaks of nvidia.
+- Where the numbers of the open descriptors are those of the last scan, only the device files found then are
+  proven again, and where its memory has the size of the last scan, its mappings stand. In one of RECALL scans
+  everything is looked at whatever stayed the same: a device file that took the number of a descriptor closed
+  since the last scan is found within so many.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,13 +44,15 @@ from exporter.sources.procfs import GONE, ProcessDirectory, Stat, path_only, sle
 from exporter.text import COMM_LIMIT, printable
 
 SWEEP = 20  # scans in which every process is looked at thoroughly once
+SIBLINGS = 4  # scans in which every process beside a candidate is
+RECALL = 4  # scans in which every process is looked at once, even if its open numbers stay the same
 TASK_SECONDS = 60.0  # how often the threads of a client that looks well are read
 DESCRIPTOR_LIMIT = 65_536  # of one process, in one scan
 TASK_LIMIT = 8_192  # of one process
 ANCESTOR_LIMIT = 32
 HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 INIT = 1
-# A text of maps without any of these maps no device file: permissions of shared mappings, and names.
+# A line of maps without any of these maps no device file: permissions of shared mappings, and names.
 _MAPS_DEVICE = (b"-s ", b"xs ", b"nvidia", b" /dev/")
 
 
@@ -54,16 +61,30 @@ class _Sight:
     """What the walk saw of one process."""
 
     cgroup: Cgroup
-    descriptors: Counter[DeviceNode] = field(default_factory=Counter)
-    mappings: Counter[DeviceNode] = field(default_factory=Counter)
+    descriptors: dict[DeviceNode, int] = field(default_factory=dict)
+    mappings: dict[DeviceNode, int] = field(default_factory=dict)
     unread: set[str] = field(default_factory=set)
+    devices: list[str] = field(default_factory=list)  # numbers of the descriptors counted above
     looked: bool = False  # its descriptors could be listed, and it has some
     truncated: bool = False
 
     @property
     def holds(self) -> tuple[Hold, ...]:
         nodes = sorted(self.descriptors.keys() | self.mappings.keys())
-        return tuple(Hold(node, self.descriptors[node], self.mappings[node]) for node in nodes)
+        return tuple(Hold(node, self.descriptors.get(node, 0), self.mappings.get(node, 0)) for node in nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recalled:
+    """What the last look at a process saw, if it saw all that it looked for."""
+
+    inode: int  # of its directory in /proc: another process with its number has another one
+    thorough: bool
+    numbers: str = ""  # all that it had open: where they stay the same, so nearly always do the files
+    devices: tuple[str, ...] = ()  # the numbers among them that were the driver's
+    size: bytes = b""  # of its memory, as statm has it; empty where the mappings were not looked at
+    mappings: tuple[tuple[DeviceNode, int], ...] = ()
+    kernel_thread: bool = False
 
 
 class Scanner:
@@ -76,11 +97,14 @@ class Scanner:
         self._candidates: set[int] = set()
         self._containers: set[str] = set()
         self._blocked: set[int] = set()
+        self._recalled: dict[int, _Recalled] = {}
+        self._noted: dict[int, _Recalled] = {}  # in this scan, for the next
         self._tasks_read: dict[int, float] = {}
         self._inodes: dict[tuple[tuple[int, int], int], DeviceNode] = {}
         # What cgroup texts mean, of this scan and the one before: a container's processes have one text.
         self._places: dict[bytes, Cgroup] = {}
         self._known_places: dict[bytes, Cgroup] = {}
+        self._devices = ""
         self._majors = Majors("")
 
     def scan(self, numbers: Collection[int], watched: Collection[int] = ()) -> ProcessTable:
@@ -90,7 +114,11 @@ class Scanner:
         """
         pids = self._visible_pids()
         self._scans += 1
-        self._majors = Majors(self._text("devices"))
+        devices = self._text("devices")
+        if devices != self._devices:  # what was none of NVIDIA's may be now
+            self._devices, self._majors = devices, Majors(devices)
+            self._noted = {}
+        self._recalled, self._noted = self._noted, {}
         self._inodes.clear()
         named, missing = self._resolve(numbers)
         self._known_places, self._places = self._places, {}
@@ -186,13 +214,10 @@ class Scanner:
                 sight = _Sight(self._place(directory))
                 if not self._majors:
                     return sight
-                thorough = (
-                    named
-                    or pid in self._candidates
-                    or sight.cgroup.container_id in self._containers
-                    or (pid + self._scans) % SWEEP == 0
-                )
-                self._look(directory, sight, thorough)
+                beside = sight.cgroup.container_id in self._containers
+                turn = pid + self._scans
+                thorough = named or pid in self._candidates or turn % (SIBLINGS if beside else SWEEP) == 0
+                self._look(pid, directory, sight, thorough)
                 return sight
         except GONE:
             return None
@@ -207,66 +232,115 @@ class Scanner:
         self._places[text] = place
         return place
 
-    def _look(self, directory: ProcessDirectory, sight: _Sight, thorough: bool) -> None:
+    def _look(self, pid: int, directory: ProcessDirectory, sight: _Sight, thorough: bool) -> None:
+        inode = directory.inode()
+        before = self._recall(pid, inode, thorough)
+        if before is not None and before.kernel_thread:
+            self._noted[pid] = before
+            return
+        numbers, size, kernel_thread = "", b"", False
         try:
-            descriptors = self._descriptors(directory, "fd", sight, thorough)
-            if not descriptors:
-                self._look_at_threads(directory, sight, thorough)
-            sight.looked = descriptors > 0
+            numbers = self._descriptors(directory, "fd", sight, thorough, before)
+            if not numbers:
+                kernel_thread = self._look_at_threads(directory, sight, thorough)
+            sight.looked = bool(numbers)
         except PermissionError:
             if directory.stat().kernel_thread:
                 return  # holds nothing, whoever may look
             sight.unread.add("fd")
-        if not (thorough or sight.descriptors):
-            return
-        try:
-            self._mappings(directory, sight)
-        except PermissionError:
-            sight.unread.add("maps")
+        if thorough or sight.descriptors:
+            try:
+                size = self._mappings(directory, sight, before)
+            except PermissionError:
+                sight.unread.add("maps")
+        if (numbers or kernel_thread) and not (sight.unread or sight.truncated):
+            mappings = tuple(sight.mappings.items())
+            self._noted[pid] = _Recalled(
+                inode, thorough, numbers, tuple(sight.devices), size, mappings, kernel_thread
+            )
 
-    def _look_at_threads(self, directory: ProcessDirectory, sight: _Sight, thorough: bool) -> None:
-        """A leader that has exited shows no descriptors while its threads still share them."""
+    def _recall(self, pid: int, inode: int, thorough: bool) -> _Recalled | None:
+        """What the last look saw, unless it is to be looked at anew."""
+        before = self._recalled.get(pid)
+        if before is None or before.inode != inode or (pid + self._scans) % RECALL == 0:
+            return None
+        return None if thorough and not before.thorough else before
+
+    def _look_at_threads(self, directory: ProcessDirectory, sight: _Sight, thorough: bool) -> bool:
+        """A leader that has exited shows no descriptors while its threads still share them.
+
+        Returns whether it is a kernel thread, which has none.
+        """
         stat = directory.stat()
         if stat.state != "Z" or stat.threads < 2:  # a zombie counts itself
-            return
+            return stat.kernel_thread
         for tid in sorted(directory.names("task"), key=int)[:TASK_LIMIT]:
             try:
                 if self._descriptors(directory, f"task/{tid}/fd", sight, thorough):
-                    return  # threads share one descriptor table
+                    break  # threads share one descriptor table
             except GONE:
                 continue
+        return False
 
-    def _descriptors(self, directory: ProcessDirectory, where: str, sight: _Sight, thorough: bool) -> int:
-        """Count the device files among a table's descriptors; returns how many descriptors there are."""
+    def _descriptors(
+        self,
+        directory: ProcessDirectory,
+        where: str,
+        sight: _Sight,
+        thorough: bool,
+        before: _Recalled | None = None,
+    ) -> str:
+        """Count the device files among a table's descriptors; returns the numbers of all that are open."""
         table = directory.open(where)
         try:
             names = os.listdir(table)
+            numbers = " ".join(names)
             sight.truncated |= len(names) > DESCRIPTOR_LIMIT
-            looked_at = names[:DESCRIPTOR_LIMIT]
+            if before is not None and numbers == before.numbers:
+                self._prove(directory, table, where, before.devices, sight)
+                if tuple(sight.devices) == before.devices:
+                    return numbers
+                sight.descriptors.clear()  # other files have got their numbers: all are looked at
+                sight.devices.clear()
+            chosen = names[:DESCRIPTOR_LIMIT]
+            if not thorough:
+                chosen = suspects(table, chosen, lambda: sight.unread.add("fd"))
             # A thorough look asks the kernel of each: that costs no more than its text, and proves it.
-            for name in looked_at if thorough else suspects(table, looked_at, lambda: sight.unread.add("fd")):
-                try:
-                    node = self._majors.node(character(table, name))
-                    if node is not None and not path_only(directory, where, name):
-                        number = file_number(table, name, follow=True)
-                        sight.descriptors[node] += 1
-                        self._inodes[number.filesystem, number.inode] = node
-                except GONE:
-                    continue  # closed while we looked
-                except OSError:
-                    sight.unread.add("fd")  # one descriptor that cannot be asked about hides no other
-            return len(names)
+            self._prove(directory, table, where, chosen, sight)
+            return numbers
         finally:
             os.close(table)
 
-    def _mappings(self, directory: ProcessDirectory, sight: _Sight) -> None:
-        """Count mappings of device files. A driver's memory is mapped shared, or at least says its name."""
-        text = directory.read_all("maps")
-        if not any(word in text for word in _MAPS_DEVICE):
-            return
+    def _prove(
+        self, directory: ProcessDirectory, table: int, where: str, names: Iterable[str], sight: _Sight
+    ) -> None:
+        """Count those of the descriptors that are open device files of the driver."""
+        for name in names:
+            try:
+                number = character(table, name)
+                if number is None or (node := self._majors.node(number.character)) is None:
+                    continue
+                if not path_only(directory, table, where, name):
+                    sight.descriptors[node] = sight.descriptors.get(node, 0) + 1
+                    sight.devices.append(name)
+                    self._inodes[number.filesystem, number.inode] = node
+            except GONE:
+                continue  # closed while we looked
+            except OSError:
+                sight.unread.add("fd")  # one descriptor that cannot be asked about hides no other
+
+    def _mappings(self, directory: ProcessDirectory, sight: _Sight, before: _Recalled | None) -> bytes:
+        """Count mappings of device files; returns the size of all memory.
+
+        A driver's memory is mapped shared, or at least says its name.
+        """
+        size = _size(directory)
+        if before is not None and before.size and before.size == size:
+            sight.mappings.update(before.mappings)
+            return size
         links: int | None = None
         try:
-            for line in text.split(b"\n"):  # the only separator that the kernel escapes
+            for line in _lines_with(directory.read_all("maps"), _MAPS_DEVICE):
                 fields = line.split(None, 5)
                 if len(fields) < 6 or fields[5][:1] != b"/":  # no file behind it
                     continue
@@ -280,10 +354,11 @@ class Scanner:
                     links = directory.open("map_files")
                 node = self._mapped(links, fields, sight)
                 if node is not None:
-                    sight.mappings[node] += 1
+                    sight.mappings[node] = sight.mappings.get(node, 0) + 1
         finally:
             if links is not None:
                 os.close(links)
+        return size
 
     def _mapped(self, links: int, fields: list[bytes], sight: _Sight) -> DeviceNode | None:
         """What is mapped: asked of map_files, which wants CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (proc(5));
@@ -379,6 +454,26 @@ class Scanner:
             if stat.state != "Z" or stat.threads > 1:  # a leader that exited while its threads live
                 seen.add(key)
                 yield LiveContainer(*key, ProcessId(pid, stat.start))
+
+
+def _size(directory: ProcessDirectory) -> bytes:
+    """The size of a process' memory, in pages; empty where /proc does not tell."""
+    try:
+        return directory.read("statm", 128).partition(b" ")[0]
+    except GONE:
+        return b""
+
+
+def _lines_with(text: bytes, words: Sequence[bytes]) -> list[bytes]:
+    """The lines that have one of the words in them, in order. There may be thousands that have none."""
+    starts = set()
+    for word in words:
+        at = text.find(word)
+        while at >= 0:
+            starts.add(text.rfind(b"\n", 0, at) + 1)
+            at = text.find(b"\n", at)  # the only separator that the kernel escapes
+            at = text.find(word, at) if at >= 0 else at
+    return [text[start:].partition(b"\n")[0] for start in sorted(starts)]
 
 
 def _range(text: bytes) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,7 @@ from exporter.text import printable
 PF_EXITING = 0x4  # include/linux/sched.h
 PF_KTHREAD = 0x200000
 O_PATH_FLAG = 0o10000000  # include/uapi/asm-generic/fcntl.h, as fdinfo shows it
+_READ_OR_WRITTEN = (0o500, 0o300, 0o700)
 _SIGKILL_BIT = 1 << 8
 GONE = (ProcessLookupError, FileNotFoundError, NotADirectoryError)
 
@@ -151,6 +153,10 @@ class ProcessDirectory:
         finally:
             os.close(fd)
 
+    def inode(self) -> int:
+        """The number of the directory itself, which lasts no longer than the process."""
+        return os.fstat(self.fd).st_ino
+
     def stat(self) -> Stat:
         """Its /proc/PID/stat."""
         return parse_stat(self.read("stat", 4096))
@@ -160,9 +166,15 @@ class ProcessDirectory:
         return parse_status(self.read("status", 16384))
 
 
-def path_only(directory: ProcessDirectory, where: str, name: str) -> bool:
-    """A descriptor opened with O_PATH names a device file and holds nothing."""
+def path_only(directory: ProcessDirectory, table: int, where: str, name: str) -> bool:
+    """A descriptor opened with O_PATH names a device file and holds nothing. `table` is `where`, open.
+
+    The link's own mode shows for what the file was opened (tid_fd_update_inode, fs/proc/fd.c). One that was
+    opened for neither reading nor writing may still take ioctls: there only the flags tell.
+    """
     try:
+        if stat.S_IMODE(os.stat(name, dir_fd=table, follow_symlinks=False).st_mode) in _READ_OR_WRITTEN:
+            return False
         info = directory.read(f"{where.removesuffix('fd')}fdinfo/{name}", 4096)
     except GONE:
         return True  # closed since
@@ -181,9 +193,10 @@ def sleeps_in(directory: ProcessDirectory) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of /proc/PID/mountinfo (proc(5)): enough to tell what file system a path is on."""
+    """One line of /proc/PID/mountinfo (proc(5)): what is mounted there. `root` is what of the file system."""
 
     device: tuple[int, int]
+    root: str
     point: str
     kind: str
 
@@ -196,5 +209,5 @@ def parse_mounts(text: bytes) -> tuple[Mount, ...]:
         fields = left.split(" ")
         if len(fields) > 4 and right:
             major, _, minor = fields[2].partition(":")
-            mounts.append(Mount((int(major), int(minor)), fields[4], right.split(" ")[0]))
+            mounts.append(Mount((int(major), int(minor)), fields[3], fields[4], right.split(" ")[0]))
     return tuple(mounts)

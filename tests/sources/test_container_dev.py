@@ -14,7 +14,7 @@ from exporter.model import ContainerView, DeviceNode, LiveContainer, NodeKind, P
 from exporter.sources.container_dev import REFRESH, Viewer
 from tests.rig import proctree
 from tests.rig.devices import PTS_MAJOR
-from tests.rig.mounts import Workspace, mount
+from tests.rig.mounts import MS_BIND, Workspace, mount
 from tests.rig.proctree import ProcTree
 from tests.rig.rig import Rig
 
@@ -204,6 +204,25 @@ def test_another_mount_where_capabilities_lie_is_unseen(box: Box) -> None:
     mount("tmpfs", box.dev / "nvidia-caps", "tmpfs", 0, "size=1m")
     box.node("nvidia-caps/nvidia-cap31", 31, 235)
     assert "nvidia-caps" in box.view().unseen
+
+
+def test_two_containers_with_one_dev_are_told_apart_by_what_is_mounted_in_it(box: Box) -> None:
+    """A listing stands for another container only where the same is mounted at /dev and below it."""
+    device = f"{os.major(box.number)}:{os.minor(box.number)}"
+    info = f"22 1 8:1 / / rw - ext4 /dev/root rw\n23 22 {device} / /dev rw - tmpfs tmpfs rw\n"
+    box.node("nvidia0")
+    (box.dev / "nvidia-caps").mkdir()
+    other = box.root.with_name("other")
+    (other / "dev").mkdir(parents=True)
+    mount(str(box.dev), other / "dev", None, MS_BIND)
+    mount("tmpfs", other / "dev/nvidia-caps", "tmpfs", 0, "size=1m")
+    more = "24 23 0:777 / /dev/nvidia-caps rw - tmpfs tmpfs rw\n"
+    box.tree.add(proctree.Process(101, start=5, root=box.root, mountinfo=info))
+    box.tree.add(proctree.Process(102, start=5, root=other, mountinfo=info + more))
+    look = [LiveContainer(UID, str(pid) * 20, ProcessId(pid, 5)) for pid in (100, 101, 102)]
+    first, second, third = Viewer(box.tree.root).look(look).views
+    assert first.nodes == second.nodes == (GPU,)
+    assert "nvidia-caps" in third.unseen
 
 
 def test_a_dev_with_too_many_entries_is_unseen(box: Box) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from exporter.model import (
     Task,
 )
 from exporter.sources import processes as module
-from exporter.sources.processes import SWEEP, Scanner
+from exporter.sources.processes import RECALL, SIBLINGS, SWEEP, Scanner
 from tests.rig import proctree
 from tests.rig.cgroups import container_path
 from tests.rig.proctree import O_PATH, PF_EXITING, PF_KTHREAD, SIGKILL_BIT, Fd, Map, ProcTree
@@ -118,13 +119,104 @@ def test_a_device_found_under_an_odd_name_stays_found(tree: ProcTree) -> None:
     assert seen[-1]
 
 
-def test_a_sibling_in_the_same_container_is_looked_at_thoroughly(tree: ProcTree) -> None:
-    """Its odd names are seen one scan after the first holder of its container."""
+@pytest.mark.parametrize("pid", range(101, 101 + SIBLINGS))
+def test_a_sibling_in_the_same_container_is_looked_at_thoroughly(tree: ProcTree, pid: int) -> None:
+    """Its odd names are seen within SIBLINGS scans after the first holder of its container, and stay seen."""
     tree.add(trainer(tree))
-    tree.add(trainer(tree, 101, fds={3: Fd(tree.node("other/card", 195, 0))}))
+    tree.add(trainer(tree, pid, fds={3: Fd(tree.node("other/card", 195, 0))}))
     scanner = Scanner(tree.root)
-    scanner.scan(())
-    assert {100, 101} <= set(pids(scanner.scan(())))
+    tables = [scanner.scan(()) for _ in range(2 * SIBLINGS)]
+    seen = [pid in pids(table) for table in tables]
+    assert seen == sorted(seen)
+    assert seen[SIBLINGS]
+
+
+# ---------------------------------------------------------------- what is recalled from the last scan
+
+
+def reopen(tree: ProcTree, pid: int, fd: int, target: Path) -> None:
+    """Close a descriptor and open another file that gets its number."""
+    link = tree.root / str(pid) / "fd" / str(fd)
+    link.unlink()
+    link.symlink_to(target)
+
+
+@pytest.mark.parametrize("numbers", [(), (100,)])
+def test_a_device_under_the_number_of_a_closed_file_is_found(
+    tree: ProcTree, numbers: tuple[int, ...]
+) -> None:
+    """Within RECALL scans, if the process has the same numbers open; candidate or not."""
+    plain = tree.root / "plain"
+    plain.write_text("")
+    tree.add(trainer(tree, fds={0: Fd(plain), 1: Fd(plain), 3: Fd(plain)}))
+    scanner = Scanner(tree.root)
+    assert all(found(scanner.scan(numbers), 100).holds == () for _ in range(RECALL) if numbers)
+    scanner.scan(numbers)
+    reopen(tree, 100, 3, tree.gpu(0))
+    tables = [scanner.scan(numbers) for _ in range(2 * RECALL)]
+    seen = [any(one.id.pid == 100 and one.holds for one in table.processes) for table in tables]
+    assert seen == sorted(seen)
+    assert seen[RECALL - 1]
+
+
+def test_a_device_under_a_new_number_is_found_at_once(tree: ProcTree) -> None:
+    """The open numbers have changed: nothing of the last look stands."""
+    plain = tree.root / "plain"
+    plain.write_text("")
+    tree.add(trainer(tree, fds={3: Fd(plain)}))
+    scanner = Scanner(tree.root)
+    for number in range(4, 4 + 2 * RECALL):
+        scanner.scan(())
+        (tree.root / "100/fd" / str(number)).symlink_to(tree.gpu(0))
+        shutil.copy(tree.root / "100/fdinfo/3", tree.root / "100/fdinfo" / str(number))
+        assert found(scanner.scan(()), 100).holds == (Hold(GPU, 1),)
+        (tree.root / "100/fd" / str(number)).unlink()
+        assert scanner.scan(()).processes == ()
+
+
+def test_a_device_that_was_closed_is_not_held_in_the_next_scan(tree: ProcTree) -> None:
+    """What is recalled is proven again: a file in the place of a device shows at once."""
+    plain = tree.root / "plain"
+    plain.write_text("")
+    tree.add(trainer(tree))
+    scanner = Scanner(tree.root)
+    for _ in range(2 * RECALL):
+        assert found(scanner.scan((100,)), 100).holds == HOLDS
+    for fd in tree.cuda(0):
+        reopen(tree, 100, fd, plain)
+    assert found(scanner.scan((100,)), 100).holds == ()
+
+
+def test_another_process_with_the_number_of_one_recalled_is_looked_at(tree: ProcTree) -> None:
+    """What was seen of a process says nothing of the next one with its number."""
+    plain = tree.root / "plain"
+    plain.write_text("")
+    tree.add(trainer(tree, fds={3: Fd(plain)}))
+    scanner = Scanner(tree.root)
+    for _ in range(2 * RECALL):
+        scanner.scan(())
+        (tree.root / "100").rename(tree.root / "ended")
+        tree.add(trainer(tree, fds={3: Fd(tree.gpu(0))}))
+        assert found(scanner.scan(()), 100).holds == (Hold(GPU, 1),)
+        shutil.rmtree(tree.root / "100")
+        (tree.root / "ended").rename(tree.root / "100")
+        scanner.scan(())
+
+
+def test_mappings_stand_while_the_memory_keeps_its_size(tree: ProcTree) -> None:
+    """They are read again when it changes, and within RECALL scans when it does not."""
+    tree.add(
+        trainer(
+            tree, fds={3: Fd(tree.node("dev/null", 1, 3))}, maps=(Map(tree.gpu(0), None, permissions="rw-s"),)
+        )
+    )
+    (tree.root / "100/statm").write_text("100 10 5 1 0 20 0\n")
+    scanner = Scanner(tree.root)
+    for _ in range(RECALL):
+        assert found(scanner.scan((100,)), 100).holds == (Hold(GPU, 0, 1),)
+    (tree.root / "100/maps").write_text("")
+    (tree.root / "100/statm").write_text("90 10 5 1 0 20 0\n")
+    assert found(scanner.scan((100,)), 100).holds == ()
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,10 @@ broken line
 def test_mounts_are_told_in_their_order() -> None:
     """With any number of optional fields; a line that is none is passed over."""
     assert parse_mounts(MOUNTS) == (
-        Mount((8, 1), "/", "ext4"),
-        Mount((0, 5), "/dev", "devtmpfs"),
-        Mount((0, 99), "/dev", "tmpfs"),
-        Mount((0, 42), "/mnt/a\\040b", "fuse.sshfs"),
+        Mount((8, 1), "/", "/", "ext4"),
+        Mount((0, 5), "/", "/dev", "devtmpfs"),
+        Mount((0, 99), "/", "/dev", "tmpfs"),
+        Mount((0, 42), "/x", "/mnt/a\\040b", "fuse.sshfs"),
     )
 
 
@@ -119,7 +119,7 @@ def test_mounts_are_told_in_their_order() -> None:
 def test_a_mount_point_cannot_add_lines_to_mountinfo(separator: str) -> None:
     """Its name may hold what Python takes for the end of a line: the mount is still there, and only once."""
     line = f"22 1 0:5 / /a{separator}b rw - fuse evil rw\n".encode()
-    assert parse_mounts(line) == (Mount((0, 5), f"/a{separator}b", "fuse"),)
+    assert parse_mounts(line) == (Mount((0, 5), "/", f"/a{separator}b", "fuse"),)
 
 
 def test_reads_are_bounded(tmp_path: Path) -> None:
