@@ -15,10 +15,10 @@ from tests.cluster.exporter_pod import ExporterPod, archive
 from tests.system.findings import KINDS
 
 AGE = "4s"  # of every kind: longer than what a kubelet takes for anything, short enough to be waited for
-FLAGS = (
-    "--interval=1s",
-    *(f"--rules.{name}.{kind}.age={AGE}" for name, kinds in KINDS.items() for kind in kinds),
-)
+SETTINGS = {
+    "interval": "1s",
+    **{f"rules.{name}.{kind}.age": AGE for name, kinds in KINDS.items() for kind in kinds},
+}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -46,7 +46,7 @@ def cluster(empty_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def exporter(empty_cluster: Cluster) -> Iterator[ExporterPod]:
     """The exporter's pod with two capabilities, one for each module."""
-    pod = ExporterPod(empty_cluster, privileged=False, flags=FLAGS)
+    pod = ExporterPod(empty_cluster, "two-capabilities", SETTINGS)
     yield pod
     pod.delete()
 

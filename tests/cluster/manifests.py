@@ -11,6 +11,7 @@ from tests.cluster.api import Json
 NODE = "cluster-node"
 MONITORING = "gpu-monitoring"
 GPU, SHARED, MIG = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"
+LABEL = "nvidia.com/gpu.present"  # as a device plugin's or feature discovery's: where the exporter is to run
 RBAC = "rbac.authorization.k8s.io"
 
 

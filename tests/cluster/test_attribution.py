@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster import machine, manifests
 from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import FLAGS
+from tests.cluster.conftest import SETTINGS
 from tests.cluster.daemons import until
 from tests.cluster.exporter_pod import ExporterPod
 from tests.cluster.stories import shapes
@@ -23,10 +23,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 ENDS_IN = 5.0  # seconds
 
 
-@pytest.fixture(params=[True, False], ids=["privileged", "two-capabilities"])
+@pytest.fixture(params=["privileged", "two-capabilities"])
 def either(request: pytest.FixtureRequest, empty_cluster: Cluster) -> Iterator[ExporterPod]:
     """The exporter in one of its two profiles."""
-    pod = ExporterPod(empty_cluster, privileged=request.param, flags=FLAGS)
+    pod = ExporterPod(empty_cluster, request.param, SETTINGS)
     yield pod
     if not empty_cluster.gone(pod.pod):
         pod.delete()

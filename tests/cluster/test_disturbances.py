@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import until
 from tests.cluster.exporter_pod import ExporterPod
-from tests.cluster.manifests import container, pod
+from tests.cluster.manifests import MONITORING, SHARED, container, pod
 from tests.cluster.stories import init_and_sidecar, one_gpu, static_and_finished, three
 from tests.cluster.watching import View, Watch, truth
 from tests.rig.hardware import Target
@@ -90,7 +90,8 @@ def test_a_kubelet_that_restarts(exporter: ExporterPod, busy: Cluster) -> None:
         busy.kubelet.kill()
         watch.event("killed")
         watch.until(lambda view: "kubelet" in view.down, "the source is down")
-        watch.until(lambda view: "used_not_allocated" in view.unknown, "it is said what cannot be judged")
+        watch.until(lambda view: "orphan_process" in view.unknown, "it is said what cannot be judged")
+        assert _all_given(watch.view, busy), "for a minute its last word counts"
         time.sleep(5)
         busy.kubelet_up()
         watch.event("up")
@@ -111,9 +112,15 @@ def test_a_kubelet_that_restarts_while_the_api_server_is_down(exporter: Exporter
         busy.kubelet_up()
         watch.event("kubelet restarted")
         until(lambda: len(busy.resources() or ()) == 1, "it lists the static pod alone")
-        # An exporter that has heard of it will say that it does not know who was given what.
-        watch.until(lambda view: "used_not_allocated" in view.unknown, "it is said what cannot be judged")
+        watch.until(lambda view: "orphan_process" in view.unknown, "it is said what cannot be judged")
         watch.until(lambda view: "pods" in view.down, "the API server is missed", 90)
+        watch.until(
+            lambda view: view.unknown.get("used_not_allocated") == {"allocation_carried"},
+            "what the two others were given is not known any more",
+            90,
+        )
+        assert [watch.view.allocated(gpu) for gpu in busy.hardware.whole] == [None, None]
+        assert watch.view.allocated(busy.hardware.mig[0]) == 1
         watch.steady(lambda view: not view.findings, "nothing is wrong", 15)
         assert len(watch.view.processes) == 3, "who is where is known all the same"
         busy.api_up()
@@ -126,7 +133,7 @@ def test_a_kubelet_that_restarts_while_the_api_server_is_down(exporter: Exporter
 
 
 def test_an_api_server_that_is_away_for_a_minute(exporter: ExporterPod, busy: Cluster) -> None:
-    """Its answers are missed and said to be, names stay, and a new pod is named from its log directory."""
+    """It is missed and said to be; names stay, and a new static pod has the name of its log directory."""
     with Watch(exporter, "API server down for 75 s") as watch:
         in_time(watch, busy)
         expected = truth(busy)
@@ -135,6 +142,14 @@ def test_an_api_server_that_is_away_for_a_minute(exporter: ExporterPod, busy: Cl
         watch.until(lambda view: {"pods", "node"} <= view.down, "the API server is missed", 90)
         watch.until(lambda view: "orphan_process" in view.unknown, "it is said what cannot be judged")
         watch.steady(lambda view: view.processes == expected, "who is where is known all the same", 10)
+        name = busy.run_static(
+            pod("late", container("main", ["given"], {SHARED: 1}), namespace="kube-system")
+        )
+        watch.event(f"new: {name}")
+        watch.until(
+            lambda view: ("kube-system", name, "main") in {row[3:6] for row in view.processes},
+            "a new pod has the name of its log directory",
+        )
         busy.api_up()
         watch.event("up")
         watch.until(lambda view: not view.down, "all sources are back", 90)
@@ -162,7 +177,7 @@ def test_an_exporter_that_restarts(exporter: ExporterPod, busy: Cluster) -> None
         in_time(watch, busy)
         os.kill(_first_process(exporter.uid), signal.SIGKILL)
         watch.event("killed")
-        until(lambda: _restarts(busy) == 1, "the kubelet has started it anew")
+        until(lambda: _restarts(busy, exporter.name) == 1, "the kubelet has started it anew")
         time.sleep(1)
         in_time(watch, busy)
         watch.until(lambda view: _all_given(view, busy) and not view.down, "it knows all again")
@@ -194,8 +209,8 @@ def _first_process(uid: str) -> int:
     raise AssertionError("the exporter does not run")
 
 
-def _restarts(cluster: Cluster) -> int:
-    found = cluster.api.pod("gpu-monitoring", "kubegpu-exporter")
+def _restarts(cluster: Cluster, name: str) -> int:
+    found = cluster.api.pod(MONITORING, name)
     assert found is not None
     (status,) = found["status"]["containerStatuses"]
     return int(status["restartCount"]) if "running" in status["state"] else -1
