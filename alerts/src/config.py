@@ -67,7 +67,7 @@ class Config:
     node_label: str = "node"
     target_labels: tuple[str, ...] = ()
     labels: Names = field(default_factory=Names)
-    runbook_url: str = "https://example.com/kubegpu-exporter/alerts/runbooks/{alert}.md"
+    runbook_url: str = "https://github.com/kubegpu/kubegpu-exporter/blob/main/alerts/runbooks/{alert}.md"
     dashboard_url: str = ""
     alert_labels: Mapping[str, str] = field(default_factory=dict)
     for_scale: float = 1

@@ -18,8 +18,8 @@ PROCESSES_DAY = "device:kubegpu_processes:quantile95_1d"
 
 
 def memory(words: Language) -> Iterator[Alert]:
-    """The page: memory that nobody needs any more. Where the size of the device is not known, only the bytes
-    decide. What is not known of the parts is not in the sum, which is then a lower bound.
+    """The page: memory that nobody needs any more. Where the size of the device was not known for an hour,
+    only the bytes decide. What is not known of the parts is not in the sum, which is then a lower bound.
     """
     limits = words.config.thresholds
     wasted = f"sum without (cause, mig_uuid) (\n  {words.metric('gpu_memory_orphaned_bytes')}\n)"

@@ -79,9 +79,14 @@ class Language:
         return f"sum without ({joined(drop)}) (\n  {self.metric('findings', *matchers)}\n)"
 
     def total(self) -> str:
-        """Memory of each device: of a GPU, and of each GPU instance without the MIG device's name."""
-        whole = f"max without ({joined(self.workload)}) ({self.metric('gpu_memory_total_bytes')})"
-        parts = f"max without (mig_uuid, {joined(self.workload)}) ({self.metric('mig_memory_total_bytes')})"
+        """Memory of each device: of a GPU, and of each GPU instance without the MIG device's name. It
+        does not change, so that the last hour's will do while NVML does not answer.
+        """
+        gpus, instances = (
+            f"last_over_time({self.metric(f'{what}_memory_total_bytes')}[1h])" for what in ("gpu", "mig")
+        )
+        whole = f"max without ({joined(self.workload)}) ({gpus})"
+        parts = f"max without (mig_uuid, {joined(self.workload)}) ({instances})"
         return f"(\n{indented(whole)}\n    or\n{indented(parts)}\n  )"
 
     # --- texts
@@ -127,10 +132,12 @@ class Language:
         pod = f"pod {{{{ $labels.{self.namespace} }}}}/{{{{ . }}}}{container}"
         return f"{{{{ with $labels.{self.pod} }}}}{pod}{{{{ else }}}}no pod{{{{ end }}}}"
 
-    def told(self, metric: str, on: tuple[str, ...], item: str, *matchers: str, of: str = "{}") -> str:
+    def told(
+        self, metric: str, on: tuple[str, ...], item: str, *matchers: str, of: str = "{}", sort: str = ""
+    ) -> str:
         """A list that Prometheus looks up when the alert is evaluated: one `item` for each combination of the
-        labels in it, among the series that have the alert's values of the labels `on`; at most five. `of`
-        is put around the selector.
+        labels in it, among the series that have the alert's values of the labels `on`; at most five, in the
+        order of the label `sort`, or of the last one in the item. `of` is put around the selector.
         """
         by = list(dict.fromkeys(_ITEM_LABEL.findall(item)))
         # A range over a printf: the expression itself may contain percent signs.
@@ -138,16 +145,18 @@ class Language:
         slots = "".join(f",{label}=%q" for label in on)
         query = f"topk(5, count by ({joined(by)}) ({of.format(fixed + slots + '}')}))"
         arguments = " ".join(f"$labels.{label}" for label in on)
-        asked = f"printf `{query}` {arguments} | query | sortByLabel `{by[-1]}`"
+        asked = f"printf `{query}` {arguments} | query | sortByLabel `{sort or by[-1]}`"
         return (
             f"{{{{ range $i, $one := {asked} }}}}{{{{ if $i }}}}, {{{{ end }}}}{item}"
             "{{ else }}not told{{ end }}"
         )
 
     def processes(self, *findings: str, on: tuple[str, ...]) -> str:
-        """Kinds and pids of what was found. The name that a process gives itself is not told here."""
-        item = "{{ $one.Labels.kind }}{{ with $one.Labels.pid }} (pid {{ . }}){{ end }}"
-        return self.told("finding_info", on, item, f'finding=~"{"|".join(findings)}"')
+        """Kinds, pids and pods of what was found. The name that a process gives itself is not told here."""
+        name = f"{{{{ $one.Labels.{self.namespace} }}}}/{{{{ . }}}}"
+        pod = f"{{{{ with $one.Labels.{self.pod} }}}} of {name}{{{{ end }}}}"
+        item = f"{{{{ $one.Labels.kind }}}}{{{{ with $one.Labels.pid }}}} (pid {{{{ . }}}}{pod}){{{{ end }}}}"
+        return self.told("finding_info", on, item, f'finding=~"{"|".join(findings)}"', sort="pid")
 
     def given_to(self, on: tuple[str, ...]) -> str:
         """The pods that the kubelet gave the device to."""

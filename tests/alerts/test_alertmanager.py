@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import socket
 import subprocess
 import time
@@ -181,3 +183,13 @@ def test_inhibition(case: str, alertmanager: str) -> None:
         states = _states(alertmanager, case)
     key = lambda one: json.dumps(one, sort_keys=True)  # noqa: E731 - of two lists
     assert sorted(states, key=key) == sorted(wanted, key=key)
+
+
+def test_silences_of_the_readme(alertmanager: str) -> None:
+    """Every command that the README gives to silence something is taken by a real Alertmanager."""
+    text = (SAMPLE.parent / "README.md").read_text()
+    commands = re.findall(r"^amtool (silence add .*?[^\\])$", text, re.MULTILINE | re.DOTALL)
+    assert len(commands) == text.count("amtool silence add") > 0
+    url = alertmanager.partition("/api/")[0]
+    for command in commands:
+        _amtool(f"--alertmanager.url={url}", *shlex.split(command.replace("\\\n", " ")), "--author=test")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 
+from alerts.src import files
+from alerts.src.config import parse
 from tests.alerts import expressions
 from tests.alerts.rulebook import alerts, known
 
@@ -100,3 +104,22 @@ def test_flags_and_commands_in_pages(page: Path) -> None:
     for flag in re.findall(r"`(--[a-z][\w.<>-]+)", text):
         if flag.startswith(("--rules.", "--limits.", "--collector.", "--metrics.", "--path.", "--pause")):
             assert flag.partition("=")[0] in settings or re.match(r"--rules\.\w+\.\w+\.age", flag), flag
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_yaml_in_pages(page: Path, tmp_path: Path) -> None:
+    """A YAML block is a piece of alerts/config.yaml or of Prometheus' configuration, and valid."""
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+        data = yaml.safe_load(textwrap.dedent(block))
+        if "rule_files" not in data:
+            parse(data, files.names())
+            continue
+        path = tmp_path / "prometheus.yml"
+        path.write_text(textwrap.dedent(block))
+        said = subprocess.run(
+            ["promtool", "check", "config", "--syntax-only", str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert said.returncode == 0, said.stderr

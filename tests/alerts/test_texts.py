@@ -15,7 +15,7 @@ from tests.alerts.course import ON, labels, phases, series
 from tests.alerts.promtool import TARGET, Check, Series, Trial, rules, run
 from tests.alerts.table import ROWS, Row
 
-RUNBOOK = "https://example.com/kubegpu-exporter/alerts/runbooks/{}.md"
+RUNBOOK = "https://github.com/kubegpu/kubegpu-exporter/blob/main/alerts/runbooks/{}.md"
 
 
 @dataclass(frozen=True)
