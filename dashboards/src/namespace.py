@@ -54,7 +54,7 @@ def answer() -> Panel:
 def wrong() -> Panel:
     """Findings about these pods."""
     alive = f"count({THESE.own('cycle_duration_seconds')}) * 0"
-    found = f"sum({THESE.metric('findings', KIND, workload=True)})"
+    found = f"sum({THESE.metric('findings', NAMED, workload=True)})"
     here = f"{THESE.metric('finding_undetermined')} and on ({UUID}) {HOLDINGS.rows}"
     everywhere = f"{THESE.metric('finding_undetermined', NODEWIDE)} and on ({NODE}) {HOLDINGS.rows}"
     opened = f"count({here} or {everywhere})"
@@ -69,7 +69,6 @@ def wrong() -> Panel:
 
 
 NODEWIDE = 'uuid=""'
-KIND = 'kind!=""'
 
 
 def sizes() -> Panel:

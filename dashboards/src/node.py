@@ -5,9 +5,24 @@ Options come in, the dashboard goes out. It must stay useful while NVML is silen
 
 from __future__ import annotations
 
+from grafana_foundation_sdk.models.dashboard import SpecialValueMatch
+
 from dashboards.src.frame import Dashboard, Options, Placed, Row
 from dashboards.src.hardware import LABEL, components, counts, instances, inventory, per_gpu, telemetry
-from dashboards.src.panels import BUSY, CALM, PLAIN, WARN, Column, Panel, Query, grid, lines, states, words
+from dashboards.src.panels import (
+    BUSY,
+    CALM,
+    PLAIN,
+    WARN,
+    Column,
+    Panel,
+    Query,
+    grid,
+    lines,
+    special,
+    states,
+    words,
+)
 from dashboards.src.promql import (
     DEVICE,
     GPU,
@@ -40,6 +55,10 @@ OWNERS = ("pod", "host", "system", "orphan", "unknown")
 # --- processes ----------------------------------------------------------------------------------------------
 
 
+# NVML has no figure for a process that it does not list, nor for some that it does.
+UNTOLD = special(SpecialValueMatch.NA_N, "not told", PLAIN)
+
+
 def processes() -> Panel:
     """Every process with a GPU, by whatever it was seen."""
     rows = f"max by ({PROCESS}) ({HERE.metric('process_info')})"
@@ -54,7 +73,7 @@ def processes() -> Panel:
         "Processes",
         "Seen by: nvml lists it, holder has the device file open, or both. Owner: pod, host, system (known "
         "GPU infrastructure), orphan (its pod is gone), unknown. Memory and utilisation are NVML's word; "
-        "unknown where it does not list the process or tells no figure.",
+        "not told where it does not list the process or has no figure.",
         (with_silent(info, HERE, "comm"), *(or_unknown_for(value, rows) for value in values)),
         (
             *PLACE,
@@ -64,8 +83,8 @@ def processes() -> Panel:
             Column("owner", "Owner"),
             Column("state", "State"),
             Column("visibility", "Seen by"),
-            Column("B", "Memory", "bytes"),
-            Column("C", "Busy", "percentunit"),
+            Column("B", "Memory", "bytes", (UNTOLD,)),
+            Column("C", "Busy", "percentunit", (UNTOLD,)),
             Column("D", "Started", "dateTimeFromNow"),
             *IDENTITY,
             Column("pod_uid", "Pod UID"),

@@ -183,12 +183,21 @@ class Held:
         """3: given and used, 2: given only, 1: used only, NaN: not known, for each row."""
         return f"2 * ({self.is_given}) + clamp_max(({self.processes}), 1)"
 
-    def with_devices(self, expr: str) -> str:
-        """A column's rows, and one for each device without any: 0 if that is known to be free, else NaN."""
-        bare = f"({devices(self.scope)} unless on ({DEVICE}) {self.rows})"
+    @property
+    def bare(self) -> str:
+        """1 for each device that no container was given or uses, as far as is known."""
+        return f"({devices(self.scope)} unless on ({DEVICE}) {self.rows})"
+
+    def or_free(self, expr: str) -> str:
+        """A column's rows, and one for each bare device: 0 if it is known that no pod has it, else NaN."""
         spare = f"(({self.scope.metric('gpu_allocated')} == 0) and on ({DEVICE}) ({self._pods} == 0))"
-        free = f"({bare} * 0 and on ({DEVICE}) {spare})"
-        return f"{expr} or {free} or ({bare} * NaN)"
+        free = f"({self.bare} * 0 and on ({DEVICE}) {spare})"
+        return f"{expr} or {free} or ({self.bare} * NaN)"
+
+    def or_anybody(self, expr: str) -> str:
+        """A column's rows, and for each bare device the processes there, whosever they are."""
+        anybody = f"(sum by ({DEVICE}) ({self.scope.metric('processes')}) and on ({DEVICE}) {self.bare})"
+        return f"{expr} or {anybody} or ({self.bare} * NaN)"
 
     @property
     def _pods(self) -> str:

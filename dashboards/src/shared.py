@@ -58,7 +58,7 @@ STATES = words(
         3: ("given and used", CALM),
         2: ("given, no process", BUSY),
         1: ("used, not given", WARN),
-        0: ("free", PLAIN),
+        0: ("no pod", PLAIN),
     }
 )
 ANSWER = words({1: ("yes", CALM), 0: ("no", BAD)})
@@ -195,9 +195,10 @@ def with_runbooks(expr: str) -> str:
 def findings(scope: Scope, options: Options, title: str, *, workload: bool = False) -> Panel:
     """Every active finding, since when, what memory it is about, and where to read on."""
     chosen = {"workload": True} if workload else {}
+    named = (NAMED,) if workload else ()
     get = scope.metric if workload else scope.of_node
-    since = f"max by ({FINDING}) ({get('finding_since_timestamp_seconds', **chosen)})"
-    size = f"max by ({FINDING}) ({get('finding_memory_bytes', **chosen)})"
+    since = f"max by ({FINDING}) ({get('finding_since_timestamp_seconds', *named, **chosen)})"
+    size = f"max by ({FINDING}) ({get('finding_memory_bytes', *named, **chosen)})"
     runbook = f"{options.runbooks}{{}}.md"
     small = special(SpecialValueMatch.NA_N, "none, or not known", PLAIN)
     return grid(
@@ -254,19 +255,22 @@ def not_judged(scope: Scope) -> Panel:
 def device_map(scope: Scope, *, whole: bool) -> Panel:
     """Which container is on which device: given, using, or both. `whole`: also devices that nobody has."""
     held = Held(scope)
-    columns = (held.state, held.processes, held.memory, held.is_given)
+    columns: tuple[str, ...] = (held.state, held.processes, held.memory, held.is_given)
+    if whole:
+        state, processes, memory, given = columns
+        columns = (held.or_free(state), held.or_anybody(processes), memory, held.or_free(given))
     return grid(
         "Who is on which GPU",
         "One row for each container and device that it was given, uses, or both. Given is the kubelet's "
         "word, use is a process that can own memory of the device. On a shared GPU, and after an index mix-"
         "up, the two differ: what is wrong with that is said by the findings, which also wait for the "
         "kubelet.",
-        [held.with_devices(column) if whole else column for column in columns],
+        columns,
         (
             Column("A", "State", mappings=(STATES,)),
             *PLACE,
             *WHO,
-            Column("D", "Given", mappings=(words({1: ("yes", PLAIN), 0: ("no", WARN)}),), width=80),
+            Column("D", "Given", mappings=(words({1: ("yes", PLAIN), 0: ("no", PLAIN)}),), width=80),
             Column("B", "Processes", width=90),
             Column("C", "Memory", "bytes"),
             *IDENTITY,

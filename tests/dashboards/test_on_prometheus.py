@@ -80,6 +80,7 @@ def test_nothing_alarms_on_a_healthy_node(prometheus: site.Site, *, clustered: b
 # Columns that speak of some rows only, and why.
 PARTIAL = {
     ("node", "Holders of device files, and what NVML lists", "F"): "NVML knows GPUs, not their files",
+    ("node", "Who is on which GPU", "C"): "a device without a container has no container's memory",
     ("exporter", "Versions", "B"): "a target that is down tells no version",
 }
 
