@@ -372,7 +372,7 @@ class Scanner:
         except PermissionError:
             major, _, minor = fields[3].partition(b":")
             known = self._inodes.get(((int(major, 16), int(minor, 16)), int(fields[4])))
-            if known is None and (b"nvidia" in fields[5] or fields[5].startswith(b"/dev/")):
+            if known is None and _may_be_device(fields):
                 sight.unread.add("maps")
             return known
 
@@ -474,6 +474,18 @@ def _lines_with(text: bytes, words: Sequence[bytes]) -> list[bytes]:
             at = text.find(b"\n", at)  # the only separator that the kernel escapes
             at = text.find(word, at) if at >= 0 else at
     return [text[start:].partition(b"\n")[0] for start in sorted(starts)]
+
+
+def _may_be_device(fields: list[bytes]) -> bool:
+    """Whether a mapping that nothing proves may be of a device file, by what maps says of it.
+
+    Every CUDA process maps NVIDIA's libraries, which are mapped privately, and many map shared memory: with
+    those two the scan would never be complete.
+    """
+    path = fields[5]
+    if path.startswith(b"/dev/"):
+        return not path.startswith(b"/dev/shm/")
+    return b"nvidia" in path and fields[1][3:4] == b"s"
 
 
 def _range(text: bytes) -> str:

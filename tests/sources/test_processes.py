@@ -424,6 +424,28 @@ def test_an_unreadable_process_is_counted(powerless: ProcTree) -> None:
     assert _without_capabilities(powerless) == "unreadable 200 described 1 100"
 
 
+@pytest.mark.parametrize(
+    ("text", "permissions", "says"),
+    [
+        ("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "r-xp", "unreadable described 1 100"),
+        ("/opt/site-packages/nvidia/cublas/lib/libcublas.so.12", "r--p", "unreadable described 1 100"),
+        ("/dev/shm/torch_4711_0 (deleted)", "rw-s", "unreadable described 1 100"),
+        ("/dev/nvidia7", "rw-p", "unreadable 100 described 1 100"),
+        ("/tmp/my-nvidia", "rw-s", "unreadable 100 described 1 100"),
+    ],
+)
+def test_a_mapping_that_nothing_proves_may_be_a_device(
+    powerless: ProcTree, text: str, permissions: str, says: str
+) -> None:
+    """map_files wants a capability that the pod may lack: libraries and shared memory are none anyway."""
+    shut = powerless.root / "shut"
+    shut.mkdir()
+    (shut / "file").touch()
+    powerless.add(trainer(powerless, maps=(Map(shut / "file", text, permissions=permissions),)))
+    shut.chmod(0)
+    assert _without_capabilities(powerless) == says
+
+
 def test_pid_1_and_kernel_threads_may_be_unreadable(powerless: ProcTree) -> None:
     """They hold no GPU, and no verdict waits for them."""
     powerless.add(trainer(powerless))
