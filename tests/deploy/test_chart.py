@@ -451,6 +451,22 @@ def test_versions_are_the_packages() -> None:
         assert yaml.safe_load(about["annotations"][f"artifacthub.io/{key}"])
 
 
+def test_the_charts_page_names_values_that_are_there() -> None:
+    """Values and defaults in the chart's README are those of values.yaml."""
+    values = yaml.safe_load((render.CHART / "values.yaml").read_text())
+    text = (render.CHART / "README.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", text, re.MULTILINE)
+    assert len(rows) > 5
+    for names, default in rows:
+        for name in re.findall(r"`([^`]+)`", names):
+            value: Any = values
+            for part in name.split("."):
+                value = value[part]
+            if default.startswith("`"):
+                value = value.get("enabled") if isinstance(value, dict) and value else value
+                assert yaml.safe_load(default.strip("`")) == value, name
+
+
 def test_names_labels_and_the_image() -> None:
     """Every override is followed by every object."""
     found = chart("names")
