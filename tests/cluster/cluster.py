@@ -151,12 +151,7 @@ class Cluster:
 
     def pids(self, uid: str) -> list[int]:
         """Workers of a pod that have a device open, by the UID in its control group."""
-        found = []
-        for pid in self.hardware.holders():
-            with contextlib.suppress(OSError):
-                if f"/pod{uid}/" in Path(f"/proc/{pid}/cgroup").read_text():
-                    found.append(pid)
-        return sorted(found)
+        return sorted(set(self.hardware.holders()) & set(processes_of(uid)))
 
     def phase(self, namespace: str, name: str) -> str:
         """The phase of a pod, "Starting" while one of its containers does not run, "" if there is none."""
@@ -430,6 +425,16 @@ class Cluster:
                 return call(messages.message(request), timeout=2)
             except grpc.RpcError:
                 return None
+
+
+def processes_of(uid: str) -> list[int]:
+    """Every process of a pod, its sandbox's too."""
+    found = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.isdigit() and f"/pod{uid}/" in Path(f"/proc/{entry}/cgroup").read_text():
+                found.append(int(entry))
+    return found
 
 
 def free_port() -> int:

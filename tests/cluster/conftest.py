@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import machine
 from tests.cluster.cluster import Cluster
 from tests.cluster.exporter_pod import ExporterPod, archive
 from tests.system.findings import KINDS
@@ -34,6 +35,7 @@ def empty_cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
         cluster.load(packed)
         yield cluster
+    assert machine.left(cluster.folder) == []
 
 
 @pytest.fixture
@@ -49,10 +51,3 @@ def exporter(empty_cluster: Cluster) -> Iterator[ExporterPod]:
     pod = ExporterPod(empty_cluster, "two-capabilities", SETTINGS)
     yield pod
     pod.delete()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Until the marker stands with the others in pyproject.toml."""
-    config.addinivalue_line(
-        "markers", "cluster: runs a kubelet, containerd and an API server on this machine"
-    )

@@ -21,7 +21,7 @@ from tests.rig.errors import RigError
 PAUSE = "docker.io/cluster/pause:1"
 WORK = "docker.io/cluster/work:1"
 _SOURCE = Path(__file__).with_name("worker.c")
-_FOLDERS = ("dev", "etc", "proc", "sys", "tmp", "var/run")
+_FOLDERS = ("dev", "etc", "proc", "sys", "tmp", "usr/lib", "var/run")
 
 
 def worker(folder: Path) -> Path:
@@ -57,6 +57,7 @@ def small(folder: Path, name: str, program: Path) -> Path:
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(entry)
         tar.add(program, "worker")
+        tar.add(program, "usr/lib/libnvidia-work.so.1")  # any file will do: it is mapped, as libraries are
     return archive(layer, name, {"Entrypoint": ["/worker"], "Cmd": ["pause"]})
 
 

@@ -57,16 +57,13 @@ class Machine:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            os.close(self._lock)
             raise RigError("another cluster of these tests runs on this machine") from error
         if RECORD.exists():
             _clear(json.loads(RECORD.read_text()))
-        taken = [str(path) for path in OWNED if path.exists()]
-        if taken:
-            raise RigError(
-                f"somebody else's: {', '.join(taken)}; a cluster needs a machine without a kubelet"
-            )
-        if any(_of_groups()):
-            raise RigError("processes live in pods' control groups: a kubelet would kill them (is a rig up?)")
+        if found := taken():
+            os.close(self._lock)
+            raise RigError(f"not ours: {', '.join(found)}; a cluster needs a machine without a kubelet")
         self.folder = Path("/tmp") / f"kgc-{os.getpid()}"
         self._record = {"folder": str(self.folder), "forward": FORWARD.read_text().strip()}
         RECORD.write_text(json.dumps(self._record))
@@ -79,6 +76,21 @@ class Machine:
         """Take away all that is left."""
         _clear(self._record)
         os.close(self._lock)
+
+
+def taken() -> list[str]:
+    """What is on the machine that a cluster would need for itself, and take away at its end."""
+    found = [str(path) for path in OWNED if path.exists()]
+    return found + [f"process {pid} in a pod's control group" for pid in dict.fromkeys(_of_groups())]
+
+
+def left(folder: Path) -> list[str]:
+    """What a cluster that has ended has left on the machine; nothing, or something is wrong."""
+    found = [str(path) for path in (*OWNED, folder, RECORD) if path.exists()]
+    found += [f"pid {pid}" for pid in (*_of_folder(str(folder)), *_of_groups())]
+    found += [f"mount {point}" for place in (folder, KUBELET) for point in mounted_below(place)]
+    shown = subprocess.run(["ip", "-oneline", "address"], capture_output=True, text=True, check=True).stdout
+    return found + [line for line in shown.splitlines() if "198.18.24" in line]
 
 
 def _clear(record: dict[str, str]) -> None:
@@ -126,8 +138,15 @@ def _of_groups() -> Iterator[int]:
             yield from map(int, (group / "cgroup.procs").read_text().split())
 
 
+def groups_of(uid: str) -> list[Path]:
+    """The control groups of a pod, in every hierarchy."""
+    return [path for path in _groups() if path.name == f"pod{uid}"]
+
+
 def _groups() -> Iterator[Path]:
-    for root in Path("/sys/fs/cgroup").glob("*/kubepods"):
+    for root in (*Path("/sys/fs/cgroup").glob("*/kubepods"), Path("/sys/fs/cgroup/kubepods")):
+        if not root.is_dir():
+            continue
         yield root
         yield from (path for path in root.rglob("*") if path.is_dir())
 

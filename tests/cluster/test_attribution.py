@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import machine, manifests
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import Cluster, processes_of
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.daemons import until
 from tests.cluster.exporter_pod import ExporterPod
@@ -57,7 +57,10 @@ def test_every_series_has_its_pod(either: ExporterPod, cluster: Cluster) -> None
         }
         assert [view.allocated(one) for one in cluster.hardware.mig] == [1, 0]
         assert {view.allocated(gpu) for gpu in cluster.hardware.whole} == {1}
-        watch.steady(lambda view: not view.down and not view.findings, "all is well", 8)
+        # As long as it takes to look at every process thoroughly.
+        watch.steady(
+            lambda view: not (view.down or view.findings or view.unknown), "all is well and all is known", 22
+        )
         assert watch.ever == set()
         # What is in the container is what the exporter may see, so that no node is seen that was not given.
         assert rows(view.samples, "findings", "finding", "kind", "gpu", finding="visible_not_allocated")
@@ -66,10 +69,11 @@ def test_every_series_has_its_pod(either: ExporterPod, cluster: Cluster) -> None
 def test_it_lets_go_and_leaves_nothing(either: ExporterPod, cluster: Cluster) -> None:
     """SIGTERM ends it within five seconds; processes, control groups, mounts and files are as before."""
     uid = either.uid
-    groups = [path for path in Path("/sys/fs/cgroup").glob(f"*/kubepods/*/pod{uid}") if path.is_dir()]
+    groups = machine.groups_of(uid)
     assert groups, "the pod has control groups while it runs"
     before = _files(cluster)
-    pids = _members(groups)
+    # Not the sandbox's process, which only waits.
+    pids = {pid for pid in processes_of(uid) if b"exporter" in Path(f"/proc/{pid}/cmdline").read_bytes()}
     assert len(pids) >= 3, "the exporter and its two children"
     began = time.monotonic()
     cluster.delete(either.pod)
@@ -82,16 +86,6 @@ def test_it_lets_go_and_leaves_nothing(either: ExporterPod, cluster: Cluster) ->
     until(lambda: not (machine.KUBELET / "pods" / uid).exists(), "the kubelet has forgotten it", 60)
     assert _files(cluster) == before
     sys.stdout.write(f"\n== SIGTERM to end: {took:.2f} s\n")
-
-
-def _members(groups: list[Path]) -> set[int]:
-    """Processes of the exporter's container: not the sandbox's, which only waits."""
-    found = set()
-    for group in groups:
-        for container in group.iterdir():
-            if container.is_dir():
-                found |= set(map(int, (container / "cgroup.procs").read_text().split()))
-    return {pid for pid in found if b"exporter" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def _alive(pid: int) -> bool:

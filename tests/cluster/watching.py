@@ -221,6 +221,6 @@ def _works_on(target: Target, numbers: set[tuple[int, int]]) -> bool:
 def _container(pid: int) -> str:
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-            if ":devices:" in line:
+            if "/kubepods" in line and not line.endswith("/stuck"):
                 return line.rpartition("/")[2]
     return ""
