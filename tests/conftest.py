@@ -25,12 +25,20 @@ ROOT = Path(__file__).parents[1]
 COMMAND = "kubegpu-exporter"
 # Parts of the rig that mount, make device nodes or make control groups.
 PRIVILEGED = {f"tests.rig.{name}" for name in ("rig", "mounts", "devices", "cgroups", "proc", "proctree")}
-# Parts of the rig that are compiled, and with what.
-COMPILED = {
+# What modules of the tests need: to be compiled, or to start servers.
+WANTED = {
     "tests.rig.nvml.build": ("gcc", "libc6-dev", "libcjson-dev"),
     "tests.rig.holder": ("gcc", "libc6-dev"),
+    "tests.monitoring.servers": ("prometheus", "prometheus-alertmanager"),
+    "tests.dashboards.site": ("prometheus",),
+    "tests.alerts.promtool": ("prometheus",),
 }
-COMMANDS = {"promtool": "prometheus", "openssl": "openssl", "ps": "procps"}
+COMMANDS = {
+    "promtool": "prometheus",
+    "amtool": "prometheus-alertmanager",
+    "openssl": "openssl",
+    "ps": "procps",
+}
 # How to see that a Debian package is there, without asking dpkg: other distributions have the same files.
 PRESENT: dict[str, Callable[[], bool]] = {
     "gcc": lambda: shutil.which("gcc") is not None,
@@ -39,6 +47,7 @@ PRESENT: dict[str, Callable[[], bool]] = {
     "openssl": lambda: shutil.which("openssl") is not None,
     "procps": lambda: shutil.which("ps") is not None,
     "prometheus": lambda: shutil.which("promtool") is not None,
+    "prometheus-alertmanager": lambda: shutil.which("amtool") is not None,
 }
 
 
@@ -60,7 +69,7 @@ def _obstacle(item: pytest.Function, missing: set[str]) -> str:
     modules, words = _reach(item)
     if modules & PRIVILEGED:
         return "needs root"
-    wanted = {package for module in modules for package in COMPILED.get(module, ())}
+    wanted = {package for module in modules for package in WANTED.get(module, ())}
     wanted |= {package for command, package in COMMANDS.items() if command in words}
     if lacking := sorted(wanted & missing):
         return f"needs the Debian package {', '.join(lacking)}"

@@ -1,6 +1,7 @@
 """docs/architecture.md and the tree name the same modules."""
 
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -32,3 +33,11 @@ def test_every_named_module_exists() -> None:
     names = modules()
     assert {name for name in named if name.rsplit("/", 1)[-1] not in names} == set()
     assert {name for name in named if name.startswith("exporter/") and not (ROOT / name).exists()} == set()
+
+
+def test_every_folder_of_tests_is_run() -> None:
+    """None is forgotten in the order of pyproject.toml; the cluster's is a run of its own."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
+    listed = (settings.get("ini_options") or settings)["testpaths"]
+    folders = {f"tests/{path.parent.name}" for path in ROOT.glob("tests/*/test_*.py")}
+    assert set(listed) == folders - {"tests/cluster", "tests/bench"}
