@@ -53,7 +53,7 @@ def answer() -> Panel:
 
 def wrong() -> Panel:
     """Findings about these pods."""
-    alive = f"count({THESE.own('cycle_duration_seconds')}) * 0"
+    judged = f"count({THESE.metric('findings', CLEAR)}) * 0"
     found = f"sum({THESE.metric('findings', NAMED, workload=True)})"
     here = f"{THESE.metric('finding_undetermined')} and on ({UUID}) {HOLDINGS.rows}"
     everywhere = f"{THESE.metric('finding_undetermined', NODEWIDE)} and on ({NODE}) {HOLDINGS.rows}"
@@ -63,11 +63,12 @@ def wrong() -> Panel:
         "What is wrong",
         "Active findings that name these pods. Not judged: kinds of findings on their GPUs for which "
         "evidence is missing.",
-        Query(or_unknown(f"{found} or {alive}"), "findings", BAD),
+        Query(or_unknown(f"{found} or {judged}"), "findings", BAD),
         Query(or_unknown(f"{opened} or {silent}"), "kinds not judged", DOUBT),
     )
 
 
+CLEAR = 'finding="used_not_allocated", kind=""'
 NODEWIDE = 'uuid=""'
 
 

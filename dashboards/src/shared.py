@@ -252,6 +252,10 @@ def not_judged(scope: Scope) -> Panel:
 # --- who is on which device ---------------------------------------------------------------------------------
 
 
+NO_DEVICE = "No device is known here: NVML has shown none in the last hour, or no exporter is scraped."
+NO_HOLDER = "None of these pods is known to have a device: none has, or NVML and the kubelet do not answer."
+
+
 def device_map(scope: Scope, *, whole: bool) -> Panel:
     """Which container is on which device: given, using, or both. `whole`: also devices that nobody has."""
     held = Held(scope)
@@ -275,7 +279,7 @@ def device_map(scope: Scope, *, whole: bool) -> Panel:
             Column("C", "Memory", "bytes"),
             *IDENTITY,
         ),
-        "No device is known here: neither NVML nor the kubelet told of one in the last hour.",
+        NO_DEVICE if whole else NO_HOLDER,
     )
 
 
