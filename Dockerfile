@@ -2,8 +2,8 @@
 #
 # Targets:
 #   image  the exporter (default)
-#   wheel  the wheel alone:              docker build --target wheel --output dist .
-#   sbom   a CycloneDX bill of material: docker build --target sbom --output dist .
+#   wheel  the wheel alone:                 docker build --target wheel --output dist .
+#   sbom   the CycloneDX bill of materials: docker build --target sbom --output dist .
 #
 # Everything that is installed is pinned by hash: deploy/image/build.txt builds the wheel, requirements.txt
 # runs it, deploy/image/sbom.txt lists it. The same source gives the same wheel, byte for byte.
@@ -69,6 +69,7 @@ LABEL org.opencontainers.image.title="kubegpu-exporter" \
       org.opencontainers.image.source="https://github.com/kubegpu/kubegpu-exporter" \
       org.opencontainers.image.documentation="https://github.com/kubegpu/kubegpu-exporter/blob/main/docs/install.md" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 

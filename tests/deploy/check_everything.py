@@ -18,25 +18,42 @@ from tests.deploy import image, render, tools, validation
 pytestmark = pytest.mark.timeout(600)
 CI = {path.stem.removesuffix("-values"): path for path in render.ci()}
 
-# Checks of checkov that are not followed, and why. A check that is here and would pass is removed from here.
-SKIPPED = {
-    "CKV_K8S_8": "a Pod of `helm test` has no probe: it ends by itself",
-    "CKV_K8S_9": "the same, for readiness",
-    "CKV_K8S_10": "no CPU request in a hook that runs for a second would change anything; it has one",
+# Checks of checkov that are not followed, and why: of every DaemonSet, of each profile, of the test pod.
+EVERY = {
     "CKV_K8S_11": "no CPU limit on purpose: throttling delays scrapes and saves nothing",
     "CKV_K8S_15": "a tag is never written twice; pulling always makes a registry a dependency",
-    "CKV_K8S_16": "the profile privileged is the documented default (docs/privileges.md)",
     "CKV_K8S_17": "hostPID: the exporter names processes of the node",
-    "CKV_K8S_20": "a privileged container cannot have allowPrivilegeEscalation false",
-    "CKV_K8S_23": "uid 0: the kubelet's directory is its own, and capabilities go to uid 0 only",
-    "CKV_K8S_25": "the added capabilities are the profile (docs/privileges.md)",
-    "CKV_K8S_28": "ALL is dropped, which drops NET_RAW; a privileged container drops nothing",
-    "CKV_K8S_31": "a privileged container has no seccomp profile",
-    "CKV_K8S_37": "the added capabilities are the profile (docs/privileges.md)",
+    "CKV_K8S_29": "the one container has a security context; the pod needs none beside",
     "CKV_K8S_38": "the token is for the pods and the node; kubernetesApi.enabled=false goes without",
-    "CKV_K8S_39": "SYS_ADMIN: only in the profile mig-monitor, which says so",
-    "CKV_K8S_40": "uid 0, as above",
+    "CKV_K8S_40": "uid 0: the kubelet's directory is its own, and capabilities go to uid 0 only",
     "CKV_K8S_43": "the digest is the user's to give: image.digest",
+}
+PROFILES = {
+    "privileged": {
+        "CKV_K8S_16": "privileged is the documented default (docs/privileges.md)",
+        "CKV_K8S_20": "a privileged container cannot have allowPrivilegeEscalation false",
+        "CKV_K8S_23": "uid 0, as above",
+        "CKV_K8S_28": "a privileged container drops nothing",
+        "CKV_K8S_31": "a privileged container has no seccomp profile",
+        "CKV_K8S_37": "the same, for capabilities",
+    },
+    "two-capabilities": {
+        "CKV_K8S_23": "uid 0, as above",
+        "CKV_K8S_25": "the two capabilities are the profile",
+    },
+    "mig-monitor": {
+        "CKV_K8S_23": "uid 0, as above",
+        "CKV_K8S_25": "the three capabilities are the profile",
+        "CKV_K8S_39": "SYS_ADMIN is what the NVIDIA runtime asks for",
+    },
+}
+TEST_POD = {
+    "CKV_K8S_8": "it ends by itself and has no probe",
+    "CKV_K8S_9": "the same, for readiness",
+    "CKV_K8S_11": "as above",
+    "CKV_K8S_15": "as above",
+    "CKV_K8S_40": "the image's own user, over 10000; OpenShift gives another",
+    "CKV_K8S_43": "as above",
     "CKV2_K8S_6": "a NetworkPolicy is one value away; who may scrape is not ours to know",
 }
 
@@ -65,13 +82,25 @@ def test_each_cluster_takes_what_is_rendered_for_it(version: str) -> None:
     assert validation.errors(named) == []
 
 
-def test_checkov(tmp_path: Path) -> None:
-    """Checkov has nothing to say but what SKIPPED answers, and everything in SKIPPED is said."""
+@pytest.mark.parametrize("profile", PROFILES)
+def test_checkov(tmp_path: Path, profile: str) -> None:
+    """Checkov says of each profile exactly what is answered above, and nothing of any other object."""
+    found = render.chart(None, (f"profile={profile}", "runtimeClassName=nvidia"))
+    (tmp_path / "all.yaml").write_text("\n---\n".join(json.dumps(one) for one in found.objects))
+    failed = _checkov("kubernetes", "--directory", str(tmp_path))
+    said = {kind: {c for c, name in failed if name.startswith(f"{kind}.")} for kind in ("DaemonSet", "Pod")}
+    assert said["DaemonSet"] == set(EVERY | PROFILES[profile])
+    assert said["Pod"] == set(TEST_POD)
+    assert len(failed) == len(said["DaemonSet"]) + len(said["Pod"])
+
+
+def test_checkov_of_everything(tmp_path: Path) -> None:
+    """No values file and no overlay makes checkov say what it does not say of the profiles."""
     for name, found in render.everything():
         text = "\n---\n".join(json.dumps(one) for one in found.objects)
         (tmp_path / f"{name.replace(' ', '-').replace(',', '')}.yaml").write_text(text)
-    failed = _checkov("kubernetes", "--directory", str(tmp_path))
-    assert {check for check, _ in failed} == set(SKIPPED), sorted(failed)
+    known = set(EVERY | TEST_POD).union(*PROFILES.values())
+    assert {check for check, _ in _checkov("kubernetes", "--directory", str(tmp_path))} == known
 
 
 def test_checkov_of_the_dockerfile() -> None:
