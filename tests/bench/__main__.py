@@ -1,9 +1,9 @@
 """`python -m tests.bench`: measure against the budgets, and write docs/benchmarks.md.
 
     --small       trial sizes, in a minute or two; prints the page and writes nothing
-    --only NAMES  of scan, agent, mig, growth, judging; prints the page and writes nothing
+    --only NAMES  of judging, scan, agent, mig, rules, growth; prints the page and writes nothing
 
-Needs what the rig needs, psmisc, and the network once, for the peer. It takes about a quarter of an hour.
+Needs what the rig needs, psmisc, and the network once, for the peer. It takes about half an hour.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tests.bench import agent, document, growth, judging, mig, scan
+from tests.bench import agent, document, growth, judging, mig, rules, scan
 from tests.bench.document import Section
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, Callable[[bool], Iterable[Section]]] = {
     "scan": lambda small: [scan.measure(small=small)],
     "agent": lambda small: agent.measure(small=small),
     "mig": lambda small: [mig.measure(small=small)],
+    "rules": lambda small: [rules.measure(small=small)],
     "growth": lambda small: [growth.measure(small=small)],
 }
 
