@@ -69,7 +69,7 @@ LABEL org.opencontainers.image.title="kubegpu-exporter" \
       org.opencontainers.image.source="https://github.com/kubegpu/kubegpu-exporter" \
       org.opencontainers.image.documentation="https://github.com/kubegpu/kubegpu-exporter/blob/main/docs/install.md" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm" \
+      org.opencontainers.image.base.name="python:3.11.14-slim-bookworm" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 

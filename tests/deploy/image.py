@@ -70,12 +70,14 @@ def base(tree: Path) -> Path:
     made = tree.with_suffix(".made")
     if made.exists() and made.read_text() == " ".join(DEBIAN):
         return tree
-    shutil.rmtree(tree, ignore_errors=True)
     tree.parent.mkdir(parents=True, exist_ok=True)
-    include = f"--include={','.join(DEBIAN)}"
-    _run(["mmdebstrap", "--quiet", "--variant=essential", include, "bookworm", str(tree)], "mmdebstrap")
-    python = tree / "usr/local/bin/python"
-    python.symlink_to("/usr/bin/python3")
+    with tempfile.TemporaryDirectory(prefix=f"{tree.name}-", dir=tree.parent) as folder:
+        new = Path(folder, "tree")
+        include = f"--include={','.join(DEBIAN)}"
+        _run(["mmdebstrap", "--quiet", "--variant=essential", include, "bookworm", str(new)], "mmdebstrap")
+        (new / "usr/local/bin/python").symlink_to("/usr/bin/python3")
+        shutil.rmtree(tree, ignore_errors=True)
+        new.rename(tree)
     made.write_text(" ".join(DEBIAN))
     return tree
 

@@ -128,7 +128,7 @@ def test_what_an_engine_is_told(built: image.Image) -> None:
     assert built.labels[f"{label}.version"] == __version__
     assert built.labels[f"{label}.source"] == "https://github.com/kubegpu/kubegpu-exporter"
     assert built.labels[f"{label}.licenses"] == "Apache-2.0"
-    assert built.labels[f"{label}.base.name"] == f"docker.io/library/{dockerfile.stages(TEXT)['image'].base}"
+    assert built.labels[f"{label}.base.name"] == dockerfile.stages(TEXT)["image"].base
     assert built.ports == ("9836",)
     assert built.stop_signal == "SIGTERM"
     assert built.entrypoint == (f"/{HOME}/bin/kubegpu-exporter",)
