@@ -104,7 +104,7 @@ class Cluster:
 
     # ------------------------------------------------------------ pods
 
-    def run(self, pod: Json, phases: Sequence[str] = ("Running",), timeout: float = 30.0) -> Json:
+    def run(self, pod: Json, phases: Sequence[str] = ("Running",), timeout: float = 90.0) -> Json:
         """Create a pod and wait until it runs; the object as it is then."""
         metadata = pod["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
