@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 TIME ?= 10m
 # The test rig compiles an NVML library, makes certificates and reads /proc; rules, dashboards and the status
-# page are tried on a real Prometheus, a real Alertmanager and a real browser.
-DEBIAN := chromium gcc libc6-dev libcjson-dev openssl procps prometheus prometheus-alertmanager
+# page are tried on a real Prometheus, a real Alertmanager and a real browser, the Dockerfile in a bare tree.
+DEBIAN := chromium gcc libc6-dev libcjson-dev mmdebstrap openssl procps prometheus prometheus-alertmanager
 PIP := $(BIN)/python -m pip install --quiet
 # Where packages come from is the machine's business, and no part of a public log.
 WITHOUT_HOSTS := sed -E "s,https?://[^ ']+,URL,g; s/host='[^']*'/host=.../g"
@@ -20,7 +20,7 @@ PROTO := exporter/sources/podresources/podresources.proto
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo run test test-needs check lint fmt generate docs rules dashboards screenshots golden lock \
-	rig faults simulate bench clean
+	rig faults simulate deploy-check cluster-build cluster-test recordings bench clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -100,6 +100,20 @@ faults: install test-needs ## Break each source in turn, print what is promised 
 
 simulate: install ## Compare findings with the truth of simulated nodes over fresh seeds, for TIME
 	$(BIN)/python -m tests.simulation --for $(TIME) $(ARGS)
+
+deploy-check: install test-needs ## Render, lint and validate all that is deployed
+	$(BIN)/python -m pytest tests/deploy tests/deploy/check_everything.py $(ARGS)
+
+cluster-build: install ## Build the kubelet and the API server that the cluster's tests run: minutes, once
+	$(BIN)/python -m tests.cluster.build
+
+cluster-test: DEBIAN += containerd containernetworking-plugins etcd-server iproute2 runc
+cluster-test: install test-needs cluster-build ## Run the agent as a pod on a real kubelet; needs root and the machine for itself
+	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+
+recordings: DEBIAN += containerd containernetworking-plugins etcd-server iproute2 runc
+recordings: install test-needs cluster-build ## Record the stories of tests/recordings/cluster anew
+	$(BIN)/python -m tests.cluster.record $(ARGS)
 
 bench: DEBIAN += psmisc
 bench: install test-needs ## Measure against the budgets, beside peers, and write docs/benchmarks.md; needs root
