@@ -23,7 +23,7 @@ PROTO := exporter/sources/podresources/podresources.proto
 	rig faults simulate deploy-check cluster-build cluster-test recordings bench clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 install: $(VENV)/.installed ## Make .venv with the locked dependencies and this package
 
@@ -104,15 +104,15 @@ simulate: install ## Compare findings with the truth of simulated nodes over fre
 deploy-check: install test-needs ## Render, lint and validate all that is deployed
 	$(BIN)/python -m pytest tests/deploy tests/deploy/check_everything.py $(ARGS)
 
-cluster-build: install ## Build the kubelet and the API server that the cluster's tests run: minutes, once
+CLUSTER := containerd containernetworking-plugins etcd-server iproute2 runc
+cluster-build: DEBIAN += $(CLUSTER)
+cluster-build: install test-needs ## Build the kubelet and the API server that the cluster's tests run: minutes, once
 	$(BIN)/python -m tests.cluster.build
 
-cluster-test: DEBIAN += containerd containernetworking-plugins etcd-server iproute2 runc
-cluster-test: install test-needs cluster-build ## Run the agent as a pod on a real kubelet; needs root and the machine for itself
+cluster-test: cluster-build ## Run the agent as a pod on a real kubelet; needs root and the machine for itself
 	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
-recordings: DEBIAN += containerd containernetworking-plugins etcd-server iproute2 runc
-recordings: install test-needs cluster-build ## Record the stories of tests/recordings/cluster anew
+recordings: cluster-build ## Record the stories of tests/recordings/cluster anew
 	$(BIN)/python -m tests.cluster.record $(ARGS)
 
 bench: DEBIAN += psmisc

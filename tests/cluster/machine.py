@@ -155,3 +155,17 @@ def _ip(*words: str, check: bool = True) -> None:
     ran = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if check and ran.returncode != 0:
         raise RigError(f"ip {' '.join(words)}: {ran.stderr.strip()}")
+
+
+def main() -> int:
+    """`python -m tests.cluster.machine`: say on one line why this machine can carry no cluster; 3 if so."""
+    try:
+        Machine().close()
+    except RigError as error:
+        sys.stdout.write(f"{error}\n")
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
