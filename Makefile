@@ -20,7 +20,7 @@ PROTO := exporter/sources/podresources/podresources.proto
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo run test test-needs check lint fmt generate docs rules dashboards screenshots golden lock \
-	rig faults simulate deploy-check cluster-build cluster-test recordings bench clean
+	rig faults simulate deploy-check cluster-needs cluster-build cluster-test recordings bench clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -105,8 +105,10 @@ deploy-check: install test-needs ## Render, lint and validate all that is deploy
 	$(BIN)/python -m pytest tests/deploy tests/deploy/check_everything.py $(ARGS)
 
 CLUSTER := containerd containernetworking-plugins etcd-server iproute2 runc
-cluster-build: DEBIAN += $(CLUSTER)
-cluster-build: install test-needs ## Build the kubelet and the API server that the cluster's tests run: minutes, once
+cluster-needs: DEBIAN += $(CLUSTER)
+cluster-needs: test-needs
+
+cluster-build: install cluster-needs ## Build the kubelet and the API server that the cluster's tests run: minutes, once
 	$(BIN)/python -m tests.cluster.build
 
 cluster-test: cluster-build ## Run the agent as a pod on a real kubelet; needs root and the machine for itself
