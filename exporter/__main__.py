@@ -18,13 +18,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from exporter import __version__, describe, logs, recording, web_config
+from exporter import __version__, describe, logs, web_config
 from exporter.catalog import chosen
 from exporter.cycle import Cycle
 from exporter.exposition import Body, Rendered, Renderer, before_first_cycle
 from exporter.gather import Gatherer, Sources
 from exporter.model import Policy, Report, Snapshot
-from exporter.scenario import Player, ScenarioError, load
 from exporter.server import App, BindError, Limits, Server, room_for
 from exporter.settings import PROGRAM, Command, LogFormat, Output, Settings, SettingsError, help_text, parse
 from exporter.sources.host import HostSource
@@ -35,9 +34,9 @@ from exporter.sources.pod_names import PodNamesSource
 from exporter.sources.pods import PodsSource, connect
 from exporter.status_page import page
 
-# A cycle computes in Python beside the server's loop: the interpreter is told to hand over more often than
-# each 5 ms.
-SWITCH_SECONDS = 0.0005
+# A cycle computes in Python beside the server's loop, which waits for so long each time that it comes back
+# from the network: the interpreter is told to hand over more often than each 5 ms.
+SWITCH_SECONDS = 0.0001
 
 log = logging.getLogger("exporter")
 
@@ -73,13 +72,7 @@ def run(argv: list[str]) -> int:
     except describe.FetchError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return describe.Verdict.NOT_SEEN
-    except (
-        SettingsError,
-        web_config.WebConfigError,
-        ScenarioError,
-        BindError,
-        recording.RecordingError,
-    ) as error:
+    except (SettingsError, web_config.WebConfigError, BindError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
 
@@ -89,7 +82,12 @@ def _parts(
 ) -> tuple[Policy, Callable[[Report | None], Snapshot]]:
     """By what is judged, and how the node is looked at; what must be closed at the end goes on the stack."""
     if command is Command.DEMO:
-        return policy(settings, simulated=True), Player(load(settings.demo.scenario))
+        from exporter.scenario import Player, ScenarioError, load  # noqa: PLC0415 - as in _record
+
+        try:
+            return policy(settings, simulated=True), Player(load(settings.demo.scenario))
+        except ScenarioError as error:
+            raise SettingsError(str(error)) from error
     gather = Gatherer(sources(settings, stack.callback), settings.interval, settings.node_name)
     return policy(settings), gather
 
@@ -114,13 +112,18 @@ def _describe(settings: Settings) -> int:
 
 def _record(settings: Settings) -> int:
     """Write a recording of this node to the file of --output."""
+    from exporter import recording  # noqa: PLC0415 - the agent on a node is to have no memory of it
+
     path = Path(settings.output)
     places = (settings.path.procfs, settings.kubelet.socket, settings.path.pod_logs)
-    with ExitStack() as stack:
-        parts = sources(settings, stack.callback)
-        api = connect(settings.kubernetes.kubeconfig) if settings.kubernetes.enabled else None
-        document = recording.record(policy(settings), parts, settings.node_name, places, api)
-    recording.save(path, recording.masked(document) if settings.mask else document)
+    try:
+        with ExitStack() as stack:
+            parts = sources(settings, stack.callback)
+            api = connect(settings.kubernetes.kubeconfig) if settings.kubernetes.enabled else None
+            document = recording.record(policy(settings), parts, settings.node_name, places, api)
+        recording.save(path, recording.masked(document) if settings.mask else document)
+    except recording.RecordingError as error:
+        raise SettingsError(str(error)) from error
     masks = "names and UUIDs are pseudonyms" if settings.mask else "it holds names and UUIDs; see --mask"
     _print(f"{path}: {len(document['looks'])} looks at node {settings.node_name}; {masks}\n")
     return 0

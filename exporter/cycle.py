@@ -6,6 +6,7 @@ assigning one attribute, so that readers never lock. Logs what changes of the so
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -17,6 +18,12 @@ from exporter.model import Missed, Policy, Reason, Report, Snapshot, SourceRecor
 from exporter.report import advance
 
 STALLED = (10.0, 120.0)  # the loop counts as stalled after so many intervals, but not before so many seconds
+
+# The garbage collector, see _Tidiness: thresholds; cycles after which is looked how much is out of its sight;
+# and how many objects more than usual that may be, some 10 MB.
+YOUNG = (10_000, 10, 10)
+COUNTED = 20
+SURPLUS = 50_000
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +43,11 @@ class Cycle:
 
     def run(self) -> None:
         """Cycle until `stop`. A cycle that took too long skips beats rather than hurry after them."""
-        due = time.monotonic()
+        due, tidiness = time.monotonic(), _Tidiness()
         while not self._stopping.is_set():
+            tidiness.before()
             self.once()
+            tidiness.after()
             now = time.monotonic()
             due = max(due + self._policy.interval, now - (now - due) % self._policy.interval)
             self._stopping.wait(max(0.0, due - now))
@@ -68,6 +77,34 @@ class Cycle:
         age = time.monotonic() - self._beat
         limit = max(STALLED[0] * self._policy.interval, STALLED[1])
         return (True, "healthy") if age < limit else (False, f"no cycle has begun for {age:.0f} s")
+
+
+class _Tidiness:
+    """When the garbage collector looks at what: meanwhile it holds the interpreter, and with it every scrape.
+
+    A cycle makes tens of thousands of objects that live until the next, and reference counting frees them.
+    So what a cycle leaves is put out of the collector's sight. Before a cycle that leaves little to look at:
+    what connections left since the last one. What they leave during a cycle may get out of sight too, so that
+    is looked at where it has become much.
+    """
+
+    def __init__(self) -> None:
+        gc.set_threshold(*YOUNG)
+        self._cycles = 0
+        self._usual = 0
+
+    def before(self) -> None:
+        gc.collect()
+
+    def after(self) -> None:
+        gc.collect(0)
+        gc.freeze()
+        self._cycles += 1
+        if self._cycles % COUNTED == 0 and gc.get_freeze_count() > self._usual + SURPLUS:
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+            self._usual = gc.get_freeze_count()
 
 
 def _log_transitions(previous: Report | None, report: Report) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,6 +27,9 @@ STALE_AFTER = 5  # intervals
 _ASKED_LATELY = 10  # cycles for which a format is prepared after a scrape asked for it
 _ACCEPT_LIMIT = 4096  # characters of an Accept header that are looked at
 _GZIP_LEVEL = 1
+
+
+Text: TypeAlias = bytes | memoryview
 
 
 class Format(Enum):
@@ -97,7 +101,7 @@ class Rendered:
         self._note = note
         self._lock = threading.Lock()
         self._bodies: dict[tuple[Format, bool], Body] = {}
-        self._texts: list[tuple[Family, str]] | None = None
+        self._texts: list[tuple[Family, Text]] = []  # parts of the first body that was made of all
 
     def body(self, accept: str | None) -> Body:
         """What a scrape with this Accept header gets: of a stale report only what concerns the exporter."""
@@ -115,10 +119,11 @@ class Rendered:
         with self._lock:
             body = self._bodies.get((form, is_stale))
             if body is None:
-                if self._texts is None:
-                    self._texts = _texts(self.report, self._families)
-                texts = (one for one in self._texts if one[0].about_exporter or not is_stale)
-                body = self._bodies[form, is_stale] = _pack(form, _joined(form, texts))
+                texts = self._texts or _texts(self.report, self._families)
+                served = [one for one in texts if one[0].about_exporter or not is_stale]
+                body = self._bodies[form, is_stale] = _pack(form, _joined(form, served))
+                if not self._texts and not is_stale:
+                    self._texts = _within(form, body.plain, texts)
         return body
 
 
@@ -145,20 +150,31 @@ def expose(report: Report, form: Format, families: Sequence[Family] = FAMILIES) 
     return _joined(form, _texts(report, families))
 
 
-def _texts(report: Report, families: Iterable[Family]) -> list[tuple[Family, str]]:
+def _texts(report: Report, families: Iterable[Family]) -> list[tuple[Family, Text]]:
     """The samples of each family that has some: one text for both formats, which differ in their comments."""
     ordered = sorted(families, key=lambda family: family.name)
-    texts = ((family, _samples(family, family.samples(report))) for family in ordered)
+    texts = ((family, _samples(family, family.samples(report)).encode()) for family in ordered)
     return [(family, text) for family, text in texts if text]
 
 
-def _joined(form: Format, texts: Iterable[tuple[Family, str]]) -> bytes:
+def _joined(form: Format, texts: Iterable[tuple[Family, Text]]) -> bytes:
     parts = [part for family, text in texts for part in (_comments(form, family), text)]
-    return "".join([*parts, _end(form)]).encode()
+    return b"".join([*parts, _end(form)])
+
+
+def _within(form: Format, plain: bytes, texts: Iterable[tuple[Family, Text]]) -> list[tuple[Family, Text]]:
+    """The same texts as parts of the body that was made of them, so that they are there only once."""
+    found: list[tuple[Family, Text]] = []
+    whole, at = memoryview(plain), 0
+    for family, text in texts:
+        start = at + len(_comments(form, family))
+        at = start + len(text)
+        found.append((family, whole[start:at]))
+    return found
 
 
 @lru_cache(maxsize=1024)
-def _comments(form: Format, family: Family) -> str:
+def _comments(form: Format, family: Family) -> bytes:
     """The lines above a family's samples, as prometheus_client writes them."""
     make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     registry = CollectorRegistry(auto_describe=False)
@@ -177,18 +193,18 @@ class _One:
 
 
 @lru_cache
-def _end(form: Format) -> str:
+def _end(form: Format) -> bytes:
     """What ends a text: an exposition without any metric."""
     return _generated(form, CollectorRegistry())
 
 
-def _generated(form: Format, registry: CollectorRegistry) -> str:
+def _generated(form: Format, registry: CollectorRegistry) -> bytes:
     match form:
         case Format.TEXT:
-            return generate_latest(registry).decode()
+            return generate_latest(registry)
         case Format.OPENMETRICS:
             text: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
-            return text.decode()
+            return text
 
 
 def _samples(family: Family, samples: Iterable[Sample]) -> str:
@@ -210,12 +226,16 @@ def _samples(family: Family, samples: Iterable[Sample]) -> str:
     pairs = ",".join(f'{family.labels[place]}="%s"' for place in places)
     line = f"{name}{{{pairs}}} %s\n" if places else f"{name} %s\n"
     return "".join(
-        line % (*[_escaped(labels[place]) for place in places], _number(number))
-        for labels, number in sorted(unique.items())
+        [
+            line % (*[labels[place] for place in places], _number(number))
+            for labels, number in ((_escaped(labels), number) for labels, number in sorted(unique.items()))
+        ]
     )
 
 
 def _number(number: float) -> str:
+    if number == 1:  # half of all samples
+        return "1.0"
     text: str = floatToGoString(number)  # type: ignore[no-untyped-call]
     return text
 
@@ -225,11 +245,12 @@ def _encodable(label: str) -> str:
     return label.encode("utf-8", "replace").decode()
 
 
-def _escaped(label: str) -> str:
-    """As the text formats quote a label value."""
-    if "\\" in label or '"' in label or "\n" in label:
-        return label.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-    return label
+def _escaped(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """As the text formats quote label values; few have anything to quote."""
+    together = "".join(labels)
+    if "\\" in together or '"' in together or "\n" in together:
+        return tuple(label.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"") for label in labels)
+    return labels
 
 
 # --- negotiation --------------------------------------------------------------------------------------------

@@ -152,8 +152,9 @@ def _rows(before: History, snapshot: Snapshot) -> list[RowSighting]:
             silent.add(gpu.uuid)
         for listed in gpu.rows or ():
             key = (gpu.uuid, listed.pid)
-            first = rows.get(key) or RowSighting(gpu.uuid, listed.pid, snapshot.at, now, now)
-            rows[key] = replace(first, last_monotonic=now)
+            known = rows.get(key)
+            first = (known.first, known.first_monotonic) if known else (snapshot.at, now)
+            rows[key] = RowSighting(gpu.uuid, listed.pid, *first, now)
     return [
         row for _, row in sorted(rows.items()) if now - row.last_monotonic <= FORGET_ROW or row.uuid in silent
     ]

@@ -45,6 +45,10 @@ class Names:
         self._containers = {(p.namespace, p.name): p.containers for p in kubelet.pods} if kubelet else {}
         self.living = {container.pod_uid for container in table.containers} if table else None
         self._api = snapshot.pods
+        self._known: dict[tuple[str, str], set[str]] = {}  # UIDs by name, of logs and memory
+        known: list[PodName | NamedPod] = [*self._logs.values(), *self._remembered.values()]
+        for one in known:
+            self._known.setdefault((one.namespace, one.name), set()).add(one.uid)
 
     def pod(self, cgroup: Cgroup) -> Name | None:
         """The pod of a cgroup, or None outside pods."""
@@ -104,5 +108,4 @@ class Names:
 
     def _uids(self, namespace: str, name: str) -> set[str]:
         """All pods that the logs and the memory know by a name."""
-        known: list[PodName | NamedPod] = [*self._logs.values(), *self._remembered.values()]
-        return {pod.uid for pod in known if (pod.namespace, pod.name) == (namespace, name)}
+        return self._known.get((namespace, name), set())

@@ -105,24 +105,33 @@ def _listed(
 ) -> Iterator[Use]:
     for gpu in inventory.gpus.values():
         merged: dict[tuple[DeviceKey, int], Use] = {}
+        samples = {sample.pid: sample for sample in reversed(gpu.usage or ())}
         for listed in sorted(gpu.rows or (), key=lambda row: row.pid):
             device = inventory.instance(gpu.uuid, listed.gi, listed.ci)
             process = by_number.get(listed.pid)
+            usage = _usage(gpu, samples, listed)
             if process is None:
-                row = _lost_row(device, listed, owners)
+                row = _lost_row(device, listed, usage, owners)
             else:
                 held = _holds_gpu(process, gpu)
                 seen = Visibility.BOTH if held else Visibility.NVML
-                row = _row(policy, device, process, places[process.id.pid], owners, seen)
-            row = replace(row, client=True, memory=listed.memory, usage=_usage(gpu, listed))
+                place = places[process.id.pid]
+                row = _row(policy, device, process, place, owners, seen, (listed.memory, usage))
             key = (device, row.pid)
             merged[key] = _sum(merged[key], row) if key in merged else row
         yield from merged.values()
 
 
 def _row(
-    policy: Policy, device: DeviceKey, process: Process, place: Place, owners: Owners, seen: Visibility
+    policy: Policy,
+    device: DeviceKey,
+    process: Process,
+    place: Place,
+    owners: Owners,
+    seen: Visibility,
+    told: tuple[int | None, ProcessUsage | None] | None = None,
 ) -> Use:
+    """`told` is memory and usage where NVML lists it."""
     known = owners.known.get(process.id)
     return Use(
         device=device,
@@ -134,13 +143,15 @@ def _row(
         owner=place.owner,
         basis=place.basis,
         visibility=seen,
-        client=is_client(process),
+        client=told is not None or is_client(process),
         comm=known.comm if known else process.comm,
         state=_state(policy, process, owners),
+        memory=told[0] if told else None,
+        usage=told[1] if told else None,
     )
 
 
-def _lost_row(device: DeviceKey, listed: NvmlRow, owners: Owners) -> Use:
+def _lost_row(device: DeviceKey, listed: NvmlRow, usage: ProcessUsage | None, owners: Owners) -> Use:
     """A row whose process was not seen: dead, or the scan was not had."""
     known = owners.by_number.get(listed.pid)
     place = owners.last_place(listed.pid)
@@ -157,6 +168,8 @@ def _lost_row(device: DeviceKey, listed: NvmlRow, owners: Owners) -> Use:
         client=True,
         comm=known.comm if known else "",
         state="",
+        memory=listed.memory,
+        usage=usage,
     )
 
 
@@ -187,14 +200,13 @@ def _holds_gpu(process: Process, gpu: Gpu) -> bool:
     return any(hold.node.kind is NodeKind.GPU and hold.node.minor == gpu.minor for hold in process.holds)
 
 
-def _usage(gpu: Gpu, listed: NvmlRow) -> ProcessUsage | None:
+def _usage(gpu: Gpu, samples: Mapping[int, ProcessUsage], listed: NvmlRow) -> ProcessUsage | None:
     """NVML leaves idle processes out of its samples: where it gives samples at all, a listed process without
     one is idle.
     """
     if gpu.usage is None or listed.gi is not None:
         return None
-    idle = ProcessUsage(listed.pid, 0.0, 0.0, 0.0, 0.0)
-    return next((sample for sample in gpu.usage if sample.pid == listed.pid), idle)
+    return samples.get(listed.pid) or ProcessUsage(listed.pid, 0.0, 0.0, 0.0, 0.0)
 
 
 def _state(policy: Policy, process: Process, owners: Owners) -> str:

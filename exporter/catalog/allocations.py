@@ -2,7 +2,16 @@
 
 from collections.abc import Iterator
 
-from exporter.catalog.family import INSTANCE, WORKLOAD, Devices, Family, Samples, answering, flag, workload
+from exporter.catalog.family import (
+    INSTANCE,
+    WORKLOAD,
+    Family,
+    Samples,
+    answering,
+    devices_of,
+    flag,
+    workload,
+)
 from exporter.model import DeviceKey, Report, Seen
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -10,7 +19,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 
 def _allocated(report: Report) -> Samples:
     """0 or 1 for each device that can be given; not for a GPU instance beside its compute instances."""
-    devices = Devices(report)
+    devices = devices_of(report)
     uses = report.attribution.devices
     divided = {(use.device.uuid, use.device.gi) for use in uses if use.device.ci is not None}
     facts: dict[tuple[str, ...], bool] = {}
@@ -25,7 +34,7 @@ def _allocated(report: Report) -> Samples:
 
 
 def _last_active(report: Report) -> Samples:
-    devices = Devices(report)
+    devices = devices_of(report)
     last = dict(report.history.last_active)
     for gpu in answering(report):
         if gpu.mig_enabled or gpu.telemetry.utilization is None or gpu.uuid not in last:
@@ -34,7 +43,7 @@ def _last_active(report: Report) -> Samples:
 
 
 def _allocations(report: Report) -> Samples:
-    devices = Devices(report)
+    devices = devices_of(report)
     rows = {
         (
             *devices.instance(grant.device),

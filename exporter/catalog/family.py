@@ -6,12 +6,13 @@ function yields a sample only for a value that somebody read in the cycle of the
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from exporter.model import DeviceKey, DeviceUse, Gpu, Nvml, Report, Workload, value
 
 PREFIX = "kubegpu_"
 
+T = TypeVar("T")
 Sample: TypeAlias = tuple[tuple[str, ...], float]
 Samples: TypeAlias = Iterator[Sample]
 Kind: TypeAlias = Literal["gauge", "counter"]
@@ -43,11 +44,29 @@ class Family:
         return PREFIX + self.name
 
 
+def once(make: Callable[[Report], T]) -> Callable[[Report], T]:
+    """`make`, for the last report computed once: many families of one rendering ask for the same.
+
+    The result is shared, so nobody may change it.
+    """
+    last: list[tuple[Report, T]] = []
+
+    def of(report: Report) -> T:
+        held = last[0] if last else None
+        if held is None or held[0] is not report:
+            held = (report, make(report))
+            last[:] = [held]
+        return held[1]
+
+    return of
+
+
 class Devices:
     """Names and owners of the devices of one report."""
 
     def __init__(self, report: Report) -> None:
         self._indices: Mapping[str, int] = dict(report.history.indices)
+        self._instances: dict[DeviceKey, tuple[str, ...]] = {}
         self._uses = {(d.device.uuid, d.device.gi, d.device.ci): d for d in report.attribution.devices}
 
     def gpu(self, uuid: str, index: int | None = None) -> tuple[str, ...]:
@@ -56,7 +75,10 @@ class Devices:
 
     def instance(self, device: DeviceKey) -> tuple[str, ...]:
         """Values of INSTANCE."""
-        return (*self.gpu(device.uuid), text(device.gi), device.mig_uuid)
+        known = self._instances.get(device)
+        if known is None:
+            known = self._instances[device] = (*self.gpu(device.uuid), text(device.gi), device.mig_uuid)
+        return known
 
     def use(self, uuid: str, gi: int | None = None, ci: int | None = None) -> DeviceUse | None:
         """What is known of a device as a whole, if anything."""
@@ -66,6 +88,9 @@ class Devices:
         """Values of WORKLOAD for the owner of a device, all empty where it has none."""
         use = self.use(uuid, gi, ci)
         return workload(use.owner) if use is not None else ("", "", "")
+
+
+devices_of = once(Devices)
 
 
 def text(number: int | None) -> str:

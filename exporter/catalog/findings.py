@@ -19,6 +19,7 @@ from exporter.catalog.family import (
     Sample,
     Samples,
     answering,
+    devices_of,
     known,
     text,
     workload,
@@ -56,7 +57,7 @@ def _active(report: Report) -> list[Finding]:
 
 
 def _findings(report: Report) -> Samples:
-    devices = Devices(report)
+    devices = devices_of(report)
     counts: Counter[tuple[str, ...]] = Counter()
     for finding, key in report.diagnosis.clear:
         counts[*_device(devices, key), finding.value, "", *workload(NOBODY)] = 0
@@ -73,7 +74,7 @@ def _findings(report: Report) -> Samples:
 
 def _details(report: Report) -> dict[tuple[str, ...], list[Finding]]:
     """Active findings by their labels: those that count come first, then those with the most memory."""
-    devices = Devices(report)
+    devices = devices_of(report)
     ranked = sorted(
         _active(report),
         key=lambda one: (one.explained_by is not None, -(one.holds.memory or 0), one.holds.subject.order),
@@ -147,7 +148,7 @@ class _Memory:
 
 def _memories(report: Report) -> Iterator[_Memory]:
     """Memories of the GPUs that answer and whose process list is to be believed; not those of MIG parents."""
-    devices = Devices(report)
+    devices = devices_of(report)
     for gpu in answering(report):
         if gpu.rows is None:
             continue

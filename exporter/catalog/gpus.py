@@ -5,11 +5,11 @@ from collections.abc import Callable
 from exporter.catalog.family import (
     DEVICE,
     WORKLOAD,
-    Devices,
     Family,
     Kind,
     Samples,
     answering,
+    devices_of,
     gpus,
     known,
     nvml,
@@ -28,7 +28,7 @@ def _driver(report: Report) -> Samples:
 
 
 def _inventory(report: Report) -> Samples:
-    devices = Devices(report)
+    devices = devices_of(report)
     for gpu in gpus(report):
         facts = (text(gpu.minor), gpu.pci_address, gpu.product, _MIG_MODES[gpu.mig_enabled])
         yield (*devices.gpu(gpu.uuid, gpu.index), *facts), 1
@@ -43,7 +43,7 @@ def _per_gpu(
     """A row with one number for each GPU that answers."""
 
     def samples(report: Report) -> Samples:
-        devices = Devices(report)
+        devices = devices_of(report)
         for gpu in answering(report):
             labels = (*devices.gpu(gpu.uuid, gpu.index), *devices.owner(gpu.uuid))
             yield from known(labels, read(gpu, devices.use(gpu.uuid)))
@@ -87,7 +87,7 @@ def _named(
     """A row with several named numbers for each GPU that answers."""
 
     def samples(report: Report) -> Samples:
-        devices = Devices(report)
+        devices = devices_of(report)
         for gpu in answering(report):
             for which, number in read(gpu.telemetry):
                 yield (*devices.gpu(gpu.uuid, gpu.index), which, *devices.owner(gpu.uuid)), number

@@ -2,7 +2,18 @@
 
 from collections.abc import Callable, Iterator
 
-from exporter.catalog.family import DEVICE, Devices, Family, Kind, Sample, Samples, flag, known, nvml
+from exporter.catalog.family import (
+    DEVICE,
+    Devices,
+    Family,
+    Kind,
+    Sample,
+    Samples,
+    devices_of,
+    flag,
+    known,
+    nvml,
+)
 from exporter.model import (
     SOURCES,
     AllocatableDevice,
@@ -93,7 +104,7 @@ def _errors(report: Report) -> Samples:
 def _faults(report: Report) -> Samples:
     seen = nvml(report)
     if seen is not None:
-        devices = Devices(report)
+        devices = devices_of(report)
         for labels in _fault_rows(devices, seen):
             yield labels, 1
 
@@ -113,7 +124,7 @@ def _in_flight(number: Callable[[float], float]) -> Callable[[Report], Iterator[
     def samples(report: Report) -> Samples:
         call = report.snapshot.nvml_in_flight
         if call is not None:
-            uuid, gpu = Devices(report).gpu(call.uuid, call.index)
+            uuid, gpu = devices_of(report).gpu(call.uuid, call.index)
             yield (call.call, uuid, gpu), number(call.since)
 
     return samples

@@ -15,6 +15,7 @@ from exporter.catalog.family import (
     Family,
     Samples,
     answering,
+    devices_of,
     gpus,
     known,
     text,
@@ -39,7 +40,7 @@ def _placement(instance: MigInstance) -> str:
 
 
 def _info(report: Report) -> Samples:
-    devices = Devices(report)
+    devices = devices_of(report)
     for gpu in gpus(report):
         for mig in gpu.instances:
             device = (*devices.gpu(gpu.uuid, gpu.index), text(mig.gi), mig.mig_uuid)
@@ -78,7 +79,7 @@ def _row(name: str, meaning: str, read: Callable[[_GpuInstance], int | None]) ->
     """A row with one number for each GPU instance of a GPU that answers."""
 
     def samples(report: Report) -> Samples:
-        devices = Devices(report)
+        devices = devices_of(report)
         for gpu in answering(report):
             for instance in _gpu_instances(devices, gpu):
                 yield from known(instance.labels, read(instance))

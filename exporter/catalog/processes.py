@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from exporter.catalog.family import (
     INSTANCE,
     WORKLOAD,
-    Devices,
     Family,
     Samples,
+    devices_of,
     gpus,
     known,
+    once,
     workload,
 )
 from exporter.model import (
@@ -47,6 +48,7 @@ _FILES = {
 # --- one row per process and device -------------------------------------------------------------------------
 
 
+@once
 def _ranked(report: Report) -> list[Use]:
     """One use per pid and device, the largest memory first and unknown memory last; the order is total."""
     ordered = sorted(
@@ -64,9 +66,12 @@ def _ranked(report: Report) -> list[Use]:
     return list(first.values())
 
 
-def _kept(report: Report) -> list[Use]:
-    policy = report.policy
-    return _ranked(report)[: policy.process_series_limit] if policy.process_series else []
+@once
+def _kept(report: Report) -> list[tuple[Use, tuple[str, ...]]]:
+    """The uses that have series, with their values of _PROCESS."""
+    policy, devices = report.policy, devices_of(report)
+    uses = _ranked(report)[: policy.process_series_limit] if policy.process_series else []
+    return [(use, (*devices.instance(use.device), str(use.pid), *workload(use.workload))) for use in uses]
 
 
 def _dropped(report: Report) -> Samples:
@@ -75,39 +80,31 @@ def _dropped(report: Report) -> Samples:
         yield (), max(0, len(_ranked(report)) - policy.process_series_limit)
 
 
-def _labels(devices: Devices, use: Use) -> tuple[str, ...]:
-    return (*devices.instance(use.device), str(use.pid), *workload(use.workload))
-
-
 def _info(report: Report) -> Samples:
-    devices = Devices(report)
-    for use in _kept(report):
+    for use, labels in _kept(report):
         facts = (use.comm, use.state, use.owner.value, use.visibility.value, use.pod_uid)
-        yield (*_labels(devices, use), *facts), 1
+        yield (*labels, *facts), 1
 
 
 def _memory(report: Report) -> Samples:
-    devices = Devices(report)
-    for use in _kept(report):
-        yield from known(_labels(devices, use), use.memory)
+    for use, labels in _kept(report):
+        yield from known(labels, use.memory)
 
 
 def _start_time(report: Report) -> Samples:
     table = value(report.snapshot.processes)
     if table is None:
         return
-    devices = Devices(report)
-    for use in _kept(report):
+    for use, labels in _kept(report):
         if use.process is not None:
-            yield _labels(devices, use), table.boot_time + use.process.start / table.ticks_per_second
+            yield labels, table.boot_time + use.process.start / table.ticks_per_second
 
 
 def _utilization(engine: str, meaning: str, read: Callable[[ProcessUsage], float | None]) -> Family:
     def samples(report: Report) -> Samples:
-        devices = Devices(report)
-        for use in _kept(report):
+        for use, labels in _kept(report):
             if use.usage is not None:
-                yield from known(_labels(devices, use), read(use.usage))
+                yield from known(labels, read(use.usage))
 
     name = f"process_{engine}_utilization_ratio"
     return Family(name, "gauge", f"{meaning}; absent where unsupported (MIG).", _PROCESS, "stable", samples)
@@ -129,7 +126,7 @@ def _clients(report: Report) -> Iterator[Use]:
 
 
 def _workload_processes(report: Report) -> Samples:
-    devices = Devices(report)
+    devices = devices_of(report)
     counts: Counter[tuple[str, ...]] = Counter()
     for use in _clients(report):
         if use.owner in _OWNED_BY_PODS:
@@ -139,7 +136,7 @@ def _workload_processes(report: Report) -> Samples:
 
 def _workload_memory(report: Report) -> Samples:
     """A process that NVML lists without a size makes the sum unknown; one that it does not list adds none."""
-    devices = Devices(report)
+    devices = devices_of(report)
     sums: dict[tuple[str, ...], int | None] = {}
     for use in _clients(report):
         if use.owner not in _OWNED_BY_PODS:
@@ -161,7 +158,7 @@ def _usable(gpu: Gpu) -> Iterator[DeviceKey]:
 
 
 def _processes(report: Report) -> Samples:
-    devices = Devices(report)
+    devices = devices_of(report)
     counts: dict[tuple[str, ...], Counter[Owner]] = {}
     for gpu in _countable(report).values():
         for device in _usable(gpu):

@@ -155,4 +155,5 @@ def _clear(
 
 def _order(one: Undetermined | NotApplicable) -> tuple[object, ...]:
     device = one.device.order if one.device else ("", -1, -1, "")
-    return (one.finding.value, one.kind, device, one.reason)
+    who = (one.who or "") if isinstance(one, Undetermined) else ""
+    return (one.finding.value, one.kind, device, one.reason, who)

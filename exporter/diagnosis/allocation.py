@@ -333,24 +333,27 @@ def idle(facts: Facts) -> Iterator[Ruling]:
         for grant in facts.grants_on(device):
             if not standing.reserves(facts, grant):
                 pods.setdefault(_pod(grant), []).append(grant)
+        near = _Near(facts, device)
         for grants in pods.values():
-            yield from _idle(facts, device, grants)
+            yield from _idle(facts, near, grants)
         # A kubelet that has just started may not list the pod yet that it gave this to.
         lack = facts.lack(Evidence.SETTLED_LIST, None)
         if not pods and lack is not None and isinstance(facts.snapshot.kubelet, Seen):
             yield Undetermined(IDLE, "no_client", device, f"{lack.evidence}:{lack.reason}")
 
 
-def _idle(facts: Facts, device: DeviceKey, grants: list[Grant]) -> Iterator[Ruling]:
-    first = grants[0]
+def _idle(facts: Facts, near: _Near, grants: list[Grant]) -> Iterator[Ruling]:
+    first, device = grants[0], near.device
+    if near.works(first):
+        return
     stands = standing.of_grant(facts, first)
-    if stands in (Standing.ENDING, Standing.OVER) or _works(facts, device, first):
+    if stands in (Standing.ENDING, Standing.OVER):
         return
     pod = "/".join(_pod(first))  # the kubelet's name for it: its UID is not always known
     if not any(one.current for one in grants):
         yield Undetermined(IDLE, "no_client", device, "kubelet_restarted", pod)
         return
-    if doubt := _may_work(facts, device, first, stands):
+    if doubt := _may_work(facts, near, first, stands):
         yield Undetermined(IDLE, "no_client", device, doubt, pod)
         return
     yield Holds(
@@ -365,28 +368,31 @@ def _idle(facts: Facts, device: DeviceKey, grants: list[Grant]) -> Iterator[Ruli
     )
 
 
-def _near(facts: Facts, device: DeviceKey) -> Iterator[Use]:
+class _Near:
     """Clients on a device, on parts of it, or on the GPU where their part is not known."""
-    for use in facts.uses_of_gpu(device.uuid):
-        vague = use.device.gi is None or (use.device.ci is None and use.device.gi == device.gi)
-        if use.client and (use.device == device or device.gi is None or vague):
-            yield use
+
+    def __init__(self, facts: Facts, device: DeviceKey) -> None:
+        self.device = device
+        self.uses = [use for use in facts.uses_of_gpu(device.uuid) if use.client and self._counts(use.device)]
+        self._uids = {use.pod_uid for use in self.uses}
+        self._pods = {_pod(use) for use in self.uses}
+
+    def _counts(self, on: DeviceKey) -> bool:
+        device = self.device
+        return on == device or None in (device.gi, on.gi) or (on.ci is None and on.gi == device.gi)
+
+    def works(self, grant: Grant) -> bool:
+        """Whether one of them is the pod's."""
+        return grant.pod_uid in self._uids if grant.pod_uid else _pod(grant) in self._pods
 
 
-def _works(facts: Facts, device: DeviceKey, grant: Grant) -> bool:
-    return any(
-        (use.pod_uid == grant.pod_uid if grant.pod_uid else _pod(use) == _pod(grant))
-        for use in _near(facts, device)
-    )
-
-
-def _may_work(facts: Facts, device: DeviceKey, grant: Grant, stands: Standing) -> str:
+def _may_work(facts: Facts, near: _Near, grant: Grant, stands: Standing) -> str:
     """Why a client of the pod may have been overlooked, "" if none can have been."""
     if stands is Standing.UNKNOWN:
         return "pod_unknown"
-    if lack := facts.lack(Evidence.WHOLE_SCAN, device):
+    if lack := facts.lack(Evidence.WHOLE_SCAN, near.device):
         return f"{lack.evidence}:{lack.reason}"
-    for use in _near(facts, device):
+    for use in near.uses:
         if use.owner is Owner.UNKNOWN:
             return "owner_unknown"
         if not grant.pod_uid and use.basis is Basis.UID:

@@ -142,9 +142,13 @@ class Containers:
         return grants
 
     def _status(self, pod: Pod, view: ContainerView) -> ContainerStatus | None:
-        ids = {one.container_id: one for one in pod.containers}
-        ids |= {one.previous_id: one for one in pod.containers if one.previous_id not in ids}
-        return ids.get(view.container_id)
+        before = None
+        for one in pod.containers:
+            if one.container_id == view.container_id:
+                return one
+            if one.previous_id == view.container_id:
+                before = one
+        return before
 
     def _is_sandbox(self, view: ContainerView) -> bool:
         """Whether it may be the pod's sandbox, which starts before its containers."""

@@ -100,6 +100,8 @@ def exposed(facts: Facts) -> Iterator[Ruling]:
     """Containers that can see GPUs beyond what they were given."""
     views, files, containers = value(facts.snapshot.container_dev), _Files(facts), Containers(facts)
     for view in views.views if views else ():
+        if not (view.unseen or files.gpus(view.nodes)):
+            continue  # it sees none at all, as most do
         container = containers.of(view)
         if container.infrastructure or container.left_behind or _is_sandboxed(container.runtime_class):
             continue  # what a pod left behind is the orphan rule's: what its successor was given says nothing

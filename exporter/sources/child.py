@@ -12,24 +12,28 @@ exists, and waits longer and longer between starts. The child half (`serve`) imp
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
 import signal
 import struct
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from exporter.model import Reason, SourceError
 from exporter.text import printable
 
+if TYPE_CHECKING:
+    import subprocess
+
 FRAME_LIMIT = 64 * 2**20  # bytes
 STOP_SECONDS = 2.0  # what a child gets for shutting NVML down before it is killed
 BACKOFF = (1.0, 300.0)  # seconds between starts of a child that keeps dying: first, most
+_GARBAGE = (20_000, 10, 10)  # a reply is many objects that live for a moment, and reference counting frees
 _HEADER = struct.Struct(">I")
 
 Part = Callable[[str, Any], None]
@@ -52,6 +56,9 @@ def serve(handlers: Mapping[str, Handler], closing: Callable[[], None] = lambda:
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    gc.collect()
+    gc.freeze()  # what start-up made lives for ever
+    gc.set_threshold(*_GARBAGE)
     try:
         while (request := _receive(requests)) is not None:
             _write(replies, _answer(handlers, request, replies))
@@ -169,6 +176,8 @@ class Child:
             process,
             None,
         )  # in this order: a caller starts no other while one is left
+        import subprocess  # noqa: PLC0415 - as in _running
+
         process.terminate()
         try:
             process.wait(STOP_SECONDS)
@@ -195,6 +204,8 @@ class Child:
         wait = self._not_before - time.monotonic()
         if self._closed or wait > 0:
             raise SourceError(Reason.UNAVAILABLE, f"child ended; next start in {max(wait, 0):.0f} s")
+        import subprocess  # noqa: PLC0415 - the child half is to have no memory of it
+
         try:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, close_fds=True

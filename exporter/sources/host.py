@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from exporter.model import (
     LiveContainer,
     Missed,
     Pci,
+    Process,
     ProcessId,
     ProcessTable,
     Reason,
@@ -30,6 +32,7 @@ from exporter.model import (
 from exporter.sources.child import Child, Part, serve
 
 SECONDS = 60.0  # a scan that takes longer is given up, and its child is killed
+PORTION = 32  # processes in one part of an answer
 PCI_SECONDS = 0.5  # what the other requests of this child may be held up by a driver that does not answer
 
 
@@ -50,7 +53,11 @@ class HostSource:
         protocol.
         """
         request = {"numbers": sorted(numbers), "watched": sorted(watched)}
-        table = self._ask("processes", request, ProcessTable)
+        # In portions: to read JSON is one call, during which nothing else runs in this process.
+        parts: list[Any] = []
+        table = self._ask("processes", request, ProcessTable, lambda _, plain: parts.append(plain))
+        processes = tuple(process for plain in parts for process in _decoded(tuple[Process, ...], plain))
+        table = replace(table, processes=processes)
         return table, not table.unreadable and not table.truncated
 
     def read_views(self, containers: Sequence[LiveContainer]) -> tuple[ContainerDev, bool]:
@@ -72,19 +79,25 @@ class HostSource:
         """Stop the child for good."""
         self._child.close()
 
-    def _ask(self, op: str, request: Mapping[str, Any], kind: Any) -> Any:
-        answer = self._child.call(op, request, self._seconds)
-        try:
-            return decode(kind, answer)
-        except CodecError as error:
-            raise SourceError(Reason.PROTOCOL, str(error)) from error
+    def _ask(
+        self, op: str, request: Mapping[str, Any], kind: Any, part: Part = lambda _name, _plain: None
+    ) -> Any:
+        return _decoded(kind, self._child.call(op, request, self._seconds, part))
+
+
+def _decoded(kind: Any, plain: Any) -> Any:
+    try:
+        return decode(kind, plain)
+    except CodecError as error:
+        raise SourceError(Reason.PROTOCOL, str(error)) from error
 
 
 def _view(text: str) -> ContainerView:
     try:
-        return decode(ContainerView, json.loads(text), "view")
-    except (CodecError, ValueError) as error:
-        raise SourceError(Reason.PROTOCOL, str(error)) from error
+        view: ContainerView = _decoded(ContainerView, json.loads(text))
+    except ValueError as error:
+        raise SourceError(Reason.PROTOCOL, f"a view that is no JSON: {error}") from error
+    return view
 
 
 class _Texts:
@@ -118,8 +131,11 @@ def main() -> None:
     # The driver's files are read aside: a wedged driver must not keep this child from scanning for holders.
     slot: Slot[Pci] = Slot("pci")
 
-    def processes(request: Mapping[str, Any], _part: Part) -> Any:
-        return encode(scanner.scan(request["numbers"], request["watched"]))
+    def processes(request: Mapping[str, Any], part: Part) -> Any:
+        table = scanner.scan(request["numbers"], request["watched"])
+        for first in range(0, len(table.processes), PORTION):
+            part("processes", encode(table.processes[first : first + PORTION]))
+        return encode(replace(table, processes=()))
 
     def container_dev(request: Mapping[str, Any], _part: Part) -> Any:
         rows = request["containers"]

@@ -18,8 +18,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exporter.codec import CodecError, decode, encode
 from exporter.model import Gpu, GpuFault, InFlight, Nvml, Reason, SourceError
@@ -27,6 +26,9 @@ from exporter.sources import nvml_fields as fields
 from exporter.sources.child import Child, Part, serve
 from exporter.sources.nvml_calls import CallError, Calls, Gone, Lost, refusal
 from exporter.text import printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VIRTUALIZATION = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")  # nvmlGpuVirtualizationMode_t
 ATS = 2  # nvmlDeviceAddressingModeType_t: CPU and GPU share one set of page tables

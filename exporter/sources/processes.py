@@ -12,7 +12,8 @@ How much is asked (DESIGN: the agent never costs what it measures):
   kernel is asked what each descriptor and mapping is. So is a sibling in a container with a candidate in one
   of SIBLINGS scans, and any other process in one of SWEEP: a device file under any other name is found within
   so many scans. In between only those descriptors are proven whose text is below /dev or speaks of nvidia.
-- Where the numbers of the open descriptors are those of the last scan, only the device files found then are
+- Where the numbers of the open descriptors are those of the last scan (for a process that held nothing, where
+  Linux tells how many there are, since 6.2: where they are as many), only the device files found then are
   proven again, and where its memory has the size of the last scan, its mappings stand. In one of RECALL scans
   everything is looked at whatever stayed the same: a device file that took the number of a descriptor closed
   since the last scan is found within so many.
@@ -106,6 +107,7 @@ class Scanner:
         self._known_places: dict[bytes, Cgroup] = {}
         self._devices = ""
         self._majors = Majors("")
+        self._counted = False  # whether the size of /proc/PID/fd is how many descriptors are open
 
     def scan(self, numbers: Collection[int], watched: Collection[int] = ()) -> ProcessTable:
         """Look at every process once, and describe `watched` pids even if they hold nothing any more.
@@ -120,6 +122,7 @@ class Scanner:
             self._noted = {}
         self._recalled, self._noted = self._noted, {}
         self._inodes.clear()
+        self._counted = _is_counted(f"{self._root}/self/fd")
         named, missing = self._resolve(numbers)
         self._known_places, self._places = self._places, {}
         sights = {pid: sight for pid in pids if (sight := self._walk(pid, pid in named)) is not None}
@@ -291,6 +294,10 @@ class Scanner:
         before: _Recalled | None = None,
     ) -> str:
         """Count the device files among a table's descriptors; returns the numbers of all that are open."""
+        if before is not None and self._counted and not before.devices:
+            count = os.stat(where, dir_fd=directory.fd).st_size
+            if count and count == before.numbers.count(" ") + 1:
+                return before.numbers
         table = directory.open(where)
         try:
             names = os.listdir(table)
@@ -454,6 +461,14 @@ class Scanner:
             if stat.state != "Z" or stat.threads > 1:  # a leader that exited while its threads live
                 seen.add(key)
                 yield LiveContainer(*key, ProcessId(pid, stat.start))
+
+
+def _is_counted(table: str) -> bool:
+    """Whether the kernel tells how many descriptors are open (proc_fd_getattr, fs/proc/fd.c); ours tell."""
+    try:
+        return os.stat(table).st_size == len(os.listdir(table)) - 1  # less the one that lists them
+    except OSError:
+        return False
 
 
 def _size(directory: ProcessDirectory) -> bytes:

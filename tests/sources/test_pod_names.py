@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,33 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     for _ in range(min(limit, 200)):
         PodNamesSource(tmp_path).read()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_directory_that_has_settled_is_believed_until_it_changes(tmp_path: Path) -> None:
+    """A new container and a new directory of the same name are seen in the next read."""
+    pod = tmp_path / "team-a_train_1111"
+    (pod / "main").mkdir(parents=True)
+    source = PodNamesSource(tmp_path, wall=lambda: time.time() + 60)
+    for _ in range(3):
+        assert source.read() == (PodNames((PodName("1111", "team-a", "train", ("main",)),)), True)
+    (pod / "side").mkdir()
+    for _ in range(2):
+        (name,) = source.read()[0].names
+        assert name.containers == ("main", "side")
+    shutil.rmtree(pod)
+    (pod / "other").mkdir(parents=True)
+    (name,) = source.read()[0].names
+    assert name.containers == ("other",)
+    shutil.rmtree(pod)
+    assert source.read() == (PodNames(()), True)
+
+
+def test_a_directory_that_has_just_changed_is_listed_again(tmp_path: Path) -> None:
+    """A change in the tick of the last one leaves the same time stamp."""
+    pod = tmp_path / "team-a_train_1111"
+    (pod / "main").mkdir(parents=True)
+    source = PodNamesSource(tmp_path)
+    for name in ("side", "third"):
+        source.read()
+        (pod / name).mkdir()
+        assert name in source.read()[0].names[0].containers
