@@ -38,17 +38,17 @@ tests/rig: real processes, descriptors and control groups, an NVML library in C,
 and an API server on TCP.
 """
 MISSED = """\
-CPU: half of a cycle is the scan, and most of the scan is the kernel answering several thousand small questions
-about other processes' files. What stayed the same since the last scan is asked again only in one of four
-scans; to ask less often would find holders later.
+CPU: half of a cycle is the scan, and most of the scan is the kernel answering several thousand small
+questions about other processes' files. What stayed the same since the last scan is asked again only in one
+of four scans; to ask less often would find holders later.
 
-Memory: most of it is libraries that are loaded once (gRPC, the Kubernetes client, pydantic, TLS) and two more
-interpreters for the children, which may hang in the driver or in the kernel. What the agent knows of the node
-is a few megabytes.
+Memory: most of it is libraries that are loaded once (gRPC, the Kubernetes client, pydantic, TLS) and two
+more interpreters for the children, which may hang in the driver or in the kernel. What the agent knows of
+the node is a few megabytes.
 
 Scrapes during a cycle: one Python interpreter computes the cycle and answers requests. The bytes are ready
-before a scrape comes, so that the middle one takes a few milliseconds; the slowest wait for their turn beside
-the cycle, which is busy for a fraction of a second in each fifteen.
+before a scrape comes, so that the middle one takes a few milliseconds; the slowest wait for their turn
+beside the cycle, which is busy for a fraction of a second in each fifteen.
 """
 
 
