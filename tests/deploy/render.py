@@ -84,7 +84,6 @@ def helm(program: Path, *arguments: str | Path) -> str:
     return _run([program, *arguments])
 
 
-@functools.cache
 def chart(
     values: Path | None = None,
     sets: Sequence[str] = (),
@@ -95,13 +94,20 @@ def chart(
     release: str = RELEASE,
     namespace: str = NAMESPACE,
 ) -> Rendered:
-    """The chart, as `helm template` gives it."""
-    argv: list[str | Path] = ["template", release, CHART, f"--namespace={namespace}"]
+    """The chart, as `helm template` gives it; the newer helm's unless another is given."""
+    argv = ["template", release, str(CHART), f"--namespace={namespace}"]
     argv += [f"--kube-version={version}", *(f"--api-versions={api}" for api in apis)]
     argv += [f"--values={values}"] if values else []
     for one in sets:
         argv += ["--set", one]
-    return objects(helm(program or tools.helms()[1], *argv))
+    # Not kept where the values are a test's own file: another test may have one of that name.
+    rendered = _rendered if values is None or CHART in values.parents else _rendered.__wrapped__
+    return rendered(program or tools.helms()[1], *argv)
+
+
+@functools.cache
+def _rendered(program: Path, *argv: str) -> Rendered:
+    return objects(helm(program, *argv))
 
 
 def ci_value(name: str) -> Path:
