@@ -33,5 +33,5 @@ REPORTS: Mapping[str, Callable[[], Report]] = {
     "held-by-a-hung-process": partial(story, "recreated-on-the-gpu-of-its-hung-self", 345),
     "nvml-hung": partial(story, "nvml-hung", 45),
     "hostile-names": partial(story, "hostile-names"),
-    "mig": eight_gpus_with_56_mig_devices,
+    "mig": partial(eight_gpus_with_56_mig_devices, 16),
 }

@@ -87,13 +87,13 @@ def test_hostile_names_are_text(show: Show) -> None:
 
 
 def test_mig_devices_stand_in_their_gpu(show: Show) -> None:
-    """Each of 56 instances is told in its GPU's frame, with its own memory and its own pod."""
+    """Each of 112 instances is told in its GPU's frame, with its own memory and its own pod."""
     shown = show("mig")
     for gpu in shown.locator("article[id^=gpu-]").all():
         expect(gpu.locator("article")).to_have_count(7)
     expect(
         shown.locator("article article").get_by_text(re.compile("^Given to: team-a/notebook-"))
-    ).to_have_count(56)
+    ).to_have_count(112)
 
 
 @pytest.mark.parametrize("name", list(REPORTS))

@@ -186,9 +186,9 @@ def whole_gpus_with_64_processes() -> Report:
     return replace(report, attribution=attribution, history=history, diagnosis=diagnosis)
 
 
-def eight_gpus_with_56_mig_devices() -> Report:
+def eight_gpus_with_56_mig_devices(count: int = 8) -> Report:
     """Eight GPUs of seven MIG devices each, every one given to a pod with one process."""
-    places = [(index, gi) for index in range(8) for gi in range(7, 14)]
+    places = [(index, gi) for index in range(count) for gi in range(7, 14)]
     gpus = tuple(
         b.gpu(
             index,
@@ -196,7 +196,7 @@ def eight_gpus_with_56_mig_devices() -> Report:
             instances=tuple(b.mig_instance(gi, index=index) for gi in range(7, 14)),
             telemetry=replace(WORKED, utilization=None, memory_activity=None),
         )
-        for index in range(8)
+        for index in range(count)
     )
     owners = {place: Workload("team-a", f"notebook-{place[0]}-{place[1]}", "main") for place in places}
     uses = tuple(
@@ -207,7 +207,7 @@ def eight_gpus_with_56_mig_devices() -> Report:
         uses=uses,
         grants=tuple(b.grant(b.key(index, gi, 0), workload=owners[index, gi]) for index, gi in places),
         devices=(
-            *(b.device_use(b.key(index), attributed=None, unattributed=None) for index in range(8)),
+            *(b.device_use(b.key(index), attributed=None, unattributed=None) for index in range(count)),
             *(b.device_use(b.key(*place, 0), owner=owner, allocated=True) for place, owner in owners.items()),
         ),
         holders=tuple(
