@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 LIBRARIES = (
@@ -27,8 +27,8 @@ LIBRARIES = (
 
 
 INTRODUCTION = """\
-Written by `make bench`; do not edit. Every figure is from one run on one machine, and each peer ran in the
-same run.
+Written by `make bench`; do not edit. Every figure is from the machine below, and each peer ran in the same
+run as what it is compared with.
 """
 METHOD = """\
 CPU time is what the kernel charged to the processes (user and system), so that it hardly depends on what else
@@ -77,6 +77,37 @@ class Section:
     details: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The sections of one benchmark: the day, the load average before it, and how many seconds it took."""
+
+    name: str
+    sections: tuple[Section, ...]
+    day: str
+    load: float
+    took: float
+
+
+def as_json(run: Run) -> str:
+    """A run as text, to be kept."""
+    return json.dumps(asdict(run), indent=1)
+
+
+def of_json(text: str) -> Run:
+    """A run that was kept."""
+    kept = json.loads(text)
+    sections = tuple(
+        Section(
+            one["title"],
+            tuple(Row(**row) for row in one["rows"]),
+            one["method"],
+            tuple(one["details"]),
+        )
+        for one in kept.pop("sections")
+    )
+    return Run(sections=sections, **kept)
+
+
 def quantile(values: Iterable[float], share: float) -> float:
     """The value below which this share of them lies: the nearest rank."""
     ordered = sorted(values)
@@ -98,8 +129,9 @@ def megabytes(size: float) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
-def page(sections: Sequence[Section], load: tuple[float, float], took: float, small: bool) -> str:
+def page(runs: Sequence[Run], *, small: bool) -> str:
     """The whole document."""
+    sections = [section for run in runs for section in run.sections]
     rows = "\n".join(map(str, _rows(sections)))
     trial = "**A trial run with small sizes: its figures say nothing about the budgets.**\n"
     parts = [
@@ -111,7 +143,7 @@ def page(sections: Sequence[Section], load: tuple[float, float], took: float, sm
             if any(row.met is False for row in _rows(sections))
             else []
         ),
-        f"## Machine\n\n{_machine(load, took)}",
+        f"## Machine\n\n{_machine(runs)}",
         f"## Method\n\n{METHOD}",
         *(_told(section) for section in sections),
     ]
@@ -127,16 +159,18 @@ def _told(section: Section) -> str:
     return f"### {section.title}\n\n{section.method}\n" + (f"\n{details}" if details else "")
 
 
-def _machine(load: tuple[float, float], took: float) -> str:
+def _machine(runs: Iterable[Run]) -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
-    stamp = time.strftime("%Y-%m-%d", time.gmtime())
+    told = "; ".join(
+        f"{run.name} {run.day}, {run.took / 60:.1f} minutes, load average {run.load:.1f} before"
+        for run in runs
+    )
     return (
-        f"- {stamp}; {os.cpu_count()} cores ({_processor()}), {memory / 1e9:.0f} GB of memory, "
+        f"- {os.cpu_count()} cores ({_processor()}), {memory / 1e9:.0f} GB of memory, "
         f"Linux {platform.release()}, control groups {_hierarchies()}\n"
-        f"- Python {platform.python_version()} ({sys.implementation.name}); {versions}\n"
-        f"- psmisc {_fuser()}; load average {load[0]:.1f} before and {load[1]:.1f} after; "
-        f"the run took {took / 60:.0f} minutes\n"
+        f"- Python {platform.python_version()} ({sys.implementation.name}); {versions}; psmisc {_fuser()}\n"
+        f"- Runs: {told}\n"
     )
 
 

@@ -45,35 +45,46 @@ class Point:
     threads: int
 
 
-def measure(*, small: bool = False) -> Section:
-    """Both, one after the other."""
-    scripted = _run("scripted", 400 if small else 20_000)
-    real = _run("real", 60 if small else 2_000)
-    rows = tuple(
-        Row(
-            f"Growth over {points[-1].cycle:,} {what}",
-            "memory ≤ 1.0 MB; descriptors and threads flat",
-            f"{_grown(points) / 1e6:+.2f} MB; descriptors {_range(points, 'descriptors')}, "
-            f"threads {_range(points, 'threads')}",
-            met=_grown(points) <= BUDGET and _flat(points),
-        )
-        for what, points in (("scripted cycles", scripted), ("real cycles with both children", real))
-    )
-    return Section(
+def scripted(*, small: bool = False) -> Section:
+    """Cycles on scripted readings, which need no time for looking."""
+    points = _run("scripted", 400 if small else 20_000)
+    return _section(
         "Growth",
-        rows,
-        f"`Cycle.once` again and again, {POINTS} looks at memory (private pages: a share of the libraries "
-        "would change with what else runs), descriptors and threads. Growth is the median of the last "
-        f"quarter less that of the quarter after the first {WARM:.0%}, which is when caches and tables "
-        "fill. Scripted: 4 GPUs, a few of 40 pods and 64 processes replaced in each cycle, tables "
-        f"bounded to {SCRIPTED_BOUND} entries so that they are full, a source that is missed now and "
-        "then. Real: the agent's own sources on a rig, the kubelet and the API server asked too; a "
-        "process on a GPU is replaced every 10 cycles.",
-        tuple(
-            f"{what}: " + ", ".join(f"{point.memory / 1e6:.1f}" for point in points) + " MB"
-            for what, points in (("scripted", scripted), ("real", real))
-        ),
+        "scripted cycles",
+        points,
+        "`Cycle.once` again and again on scripted readings: 4 GPUs, a few of 40 pods and 64 processes "
+        f"replaced in each cycle, tables bounded to {SCRIPTED_BOUND} entries so that they are full, a source that is "
+        "missed now and then.",
     )
+
+
+def real(*, small: bool = False) -> Section:
+    """Cycles of the agent's own sources on a rig."""
+    points = _run("real", 60 if small else 2_000)
+    return _section(
+        "Growth with both children",
+        "real cycles with both children",
+        points,
+        "The same with the agent's own sources on a rig, the kubelet and the API server asked too; a process "
+        "on a GPU is replaced every 10 cycles.",
+    )
+
+
+def _section(title: str, what: str, points: list[Point], method: str) -> Section:
+    row = Row(
+        f"Growth over {points[-1].cycle:,} {what}",
+        "memory ≤ 1.0 MB; descriptors and threads flat",
+        f"{_grown(points) / 1e6:+.2f} MB; descriptors {_range(points, 'descriptors')}, "
+        f"threads {_range(points, 'threads')}",
+        met=_grown(points) <= BUDGET and _flat(points),
+    )
+    how = (
+        f" {POINTS} looks at memory (private pages: a share of the libraries would change with what else "
+        "runs), descriptors and threads. Growth is the median of the last quarter less that of the quarter "
+        f"after the first {WARM:.0%}, which is when caches and tables fill."
+    )
+    told = ", ".join(f"{point.memory / 1e6:.1f}" for point in points)
+    return Section(title, (row,), method + how, (f"{told} MB",))
 
 
 def _run(what: str, cycles: int) -> list[Point]:
