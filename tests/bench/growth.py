@@ -53,8 +53,8 @@ def scripted(*, small: bool = False) -> Section:
         "scripted cycles",
         points,
         "`Cycle.once` again and again on scripted readings: 4 GPUs, a few of 40 pods and 64 processes "
-        f"replaced in each cycle, tables bounded to {SCRIPTED_BOUND} entries so that they are full, a source that is "
-        "missed now and then.",
+        f"replaced in each cycle, tables bounded to {SCRIPTED_BOUND} entries so that they are full, a source "
+        "that is missed now and then.",
     )
 
 
