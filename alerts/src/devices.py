@@ -23,7 +23,8 @@ def memory(words: Language) -> Iterator[Alert]:
     """
     limits = words.config.thresholds
     wasted = f"sum without (cause, mig_uuid) (\n  {words.metric('gpu_memory_orphaned_bytes')}\n)"
-    large = f"{wasted} > {limits.memory_bytes}\nunless\n{wasted} <= {limits.memory_share:g} * {words.total()}"
+    share = f"{limits.memory_share:g} * {words.total(last='1h')}"
+    large = f"{wasted} > {limits.memory_bytes}\nunless\n{wasted} <= {share}"
     causes = words.told(
         "gpu_memory_orphaned_bytes",
         words.device,

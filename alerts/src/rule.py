@@ -78,13 +78,14 @@ class Language:
             matchers.append(f'kind=~"{"|".join(kinds)}"')
         return f"sum without ({joined(drop)}) (\n  {self.metric('findings', *matchers)}\n)"
 
-    def total(self) -> str:
-        """Memory of each device: of a GPU, and of each GPU instance without the MIG device's name. It
-        does not change, so that the last hour's will do while NVML does not answer.
+    def total(self, last: str = "") -> str:
+        """Memory of each device: of a GPU, and of each GPU instance without the MIG device's name.
+
+        It does not change. With `last` that of so long a time will do, while NVML does not answer.
         """
-        gpus, instances = (
-            f"last_over_time({self.metric(f'{what}_memory_total_bytes')}[1h])" for what in ("gpu", "mig")
-        )
+        gpus, instances = (self.metric(f"{what}_memory_total_bytes") for what in ("gpu", "mig"))
+        if last:
+            gpus, instances = (f"last_over_time({one}[{last}])" for one in (gpus, instances))
         whole = f"max without ({joined(self.workload)}) ({gpus})"
         parts = f"max without (mig_uuid, {joined(self.workload)}) ({instances})"
         return f"(\n{indented(whole)}\n    or\n{indented(parts)}\n  )"
