@@ -19,7 +19,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 -
 PROTO := exporter/sources/podresources/podresources.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo run test test-needs check lint fmt generate docs rules dashboards screenshots golden lock \
+.PHONY: help install demo run test test-needs check lint fmt generate docs sync rules dashboards screenshots golden lock \
 	rig faults simulate deploy-check cluster-needs cluster-build cluster-test recordings bench clean
 
 help: ## List the targets
@@ -74,6 +74,10 @@ docs: install ## Write the references of metrics, settings and findings
 	$(BIN)/python -m exporter.reference settings > docs/settings.md
 	$(BIN)/python -m exporter.reference findings > docs/findings.md
 	$(BIN)/python -m tests.cases_table
+	$(BIN)/python -m deploy.sync
+
+sync: install ## Copy rules, dashboards and settings to where they are deployed from
+	$(BIN)/python -m deploy.sync
 
 rules: install ## Write the alert and recording rules from alerts/config.yaml
 	$(BIN)/python -m alerts.src

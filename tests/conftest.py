@@ -23,8 +23,11 @@ from tests.rig.nvml import build as nvml_build
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "kubegpu-exporter"
-# Parts of the rig that mount, make device nodes or make control groups.
-PRIVILEGED = {f"tests.rig.{name}" for name in ("rig", "mounts", "devices", "cgroups", "proc", "proctree")}
+# What mounts, makes device nodes or control groups, or changes its root.
+PRIVILEGED = {
+    *(f"tests.rig.{name}" for name in ("rig", "mounts", "devices", "cgroups", "proc", "proctree")),
+    "tests.deploy.image",
+}
 # What modules of the tests need: to be compiled, or to start servers.
 WANTED = {
     "tests.rig.nvml.build": ("gcc", "libc6-dev", "libcjson-dev"),
