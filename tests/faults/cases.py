@@ -58,14 +58,15 @@ CASES = (
         "Kubelet",
         "kubelet refused",
         "Everything; allocations as last heard, for 60 s",
-        _LISTS,
+        f"{_LISTS}; after its return also what idles (idle_allocation)",
         "Next cycle; an absent pod is believed gone 3 min after its return",
     ),
     Case(
         "Kubelet",
         "kubelet restarting: empty, partial, full",
         "Everything; what it no longer lists as last heard, for 60 s",
-        f"{_LISTS}; after 60 s whether such a device is allocated, until it is listed again",
+        f"{_LISTS}, what idles (idle_allocation); after 60 s whether such a device is allocated, until it is "
+        "listed again",
         "Allocations at once; an absent pod is believed gone 3 min after the restart",
     ),
     Case("Kubernetes API", "API 401", _API_SERVED, _API_UNKNOWN, _RETRY),
