@@ -88,7 +88,7 @@ def prometheus(
         "--log.level=warn",
         *flags,
     ]
-    with _process(argv, folder / "prometheus.log", server, "/api/v1/status/buildinfo"):
+    with _process(argv, folder / "prometheus.log", server):
         yield server
 
 
@@ -106,12 +106,12 @@ def alertmanager(folder: Path, config: Mapping[str, Any]) -> Iterator[Server]:
         "--cluster.listen-address=",
         "--log.level=warn",
     ]
-    with _process(argv, folder / "alertmanager.log", server, "/api/v2/status"):
+    with _process(argv, folder / "alertmanager.log", server):
         yield server
 
 
 @contextmanager
-def _process(argv: Sequence[str], log: Path, server: Server, ready: str) -> Iterator[None]:
+def _process(argv: Sequence[str], log: Path, server: Server) -> Iterator[None]:
     with log.open("wb") as out:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -121,10 +121,10 @@ def _process(argv: Sequence[str], log: Path, server: Server, ready: str) -> Iter
             def answers() -> bool:
                 assert process.poll() is None, log.read_text()[-2000:]
                 try:
-                    server.ask(ready)
-                except OSError:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/-/ready", timeout=5):
+                        return True
+                except OSError:  # nobody listens yet, or it says 503 while it starts
                     return False
-                return True
 
             wait_for(argv[0], answers)
             yield
