@@ -12,6 +12,14 @@ from tests.deploy import image
 KEPT = image.ROOT / "build" / "deploy"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test needs a tool first waits for its download."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))
+
+
 @pytest.fixture(scope="session")
 def base_tree() -> Path:
     """The tree that stands in for the base image."""
