@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from exporter.model import SOURCES, Missed, Off, Reading, Report, Seen
 from exporter.status_page.bar import drawn
 from exporter.status_page.markup import STYLE, Html, element, joined, table
-from exporter.view import Device, Holder, Problem, Verdict, View, grouped, moment, of_report, reason, size
+from exporter.view import Device, Holder, Problem, View, grouped, moment, of_report, reason, size
 
 _TITLE = "kubegpu-exporter"
 _SHOWN = 64  # processes of a device, and findings, before the rest is only counted
@@ -91,7 +91,7 @@ def _verdict(view: View) -> Html:
         count = len(counted)
         said = "1 thing is wrong." if count == 1 else f"{count} things are wrong."
         return element("p", said, class_="verdict bad", role="status")
-    if view.verdict is Verdict.NOT_SEEN:
+    if not view.seen:
         said = "The GPUs could not be seen: NVML did not answer. This is no clean bill for them."
         return element("p", said, class_="verdict bad", role="status")
     watched = f" {pending} more may be, and must last before it counts." if pending else ""
@@ -210,7 +210,9 @@ def _device(device: Device, instances: Sequence[Device] = ()) -> Iterator[Html]:
 def _nobody(device: Device) -> Html:
     if device.listed:
         return element("p", "No process is on it.", class_="quiet")
-    return element("p", "No process was seen on it, but NVML's list of them is missing.", class_="doubt-text")
+    return element(
+        "p", "No process was seen on it, but not all that could show one was had.", class_="doubt-text"
+    )
 
 
 def _name(device: Device) -> str:

@@ -92,7 +92,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU or MIG device. `allocated` is what the kubelet says; `listed`: NVML's process list was had."""
+    """A GPU or MIG device. `allocated` is what the kubelet says; `listed`: everybody on it would be seen."""
 
     place: Place
     index: str

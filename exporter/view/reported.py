@@ -109,7 +109,9 @@ def _device(
     memory = _memory(gpu, instance, key)
     index = dict(report.history.indices).get(key.uuid, gpu.index if gpu else None)
     profile, product = instance.profile if instance else "", gpu.product if gpu else ""
-    listed = gpu is not None and not gpu.lost and gpu.rows is not None
+    scan = report.snapshot.processes
+    scanned = isinstance(scan, Seen) and scan.complete
+    listed = gpu is not None and not gpu.lost and gpu.rows is not None and scanned
     return Device(
         place=place,
         index="" if index is None else str(index),

@@ -1,14 +1,16 @@
 """The status page as a document: what it says, and that nothing in it is markup that others chose."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from exporter.model import Owner, Policy, Reason, Report
+from exporter.model import Owner, Policy, ProcessTable, Reading, Reason, Report
 from exporter.status_page import page
 from exporter.status_page.bar import Part, parts
 from exporter.view import Device, Holder, Place
 from tests import builders as b
+from tests.unit.reports import troubled
 
 MIB = 2**20
 PLACE = Place(b.gpu_uuid(0))
@@ -85,6 +87,33 @@ def test_it_does_not_take_unknown_gpus_for_none() -> None:
     found = shown(b.report(b.snapshot(nvml=b.missed())))
     assert "NVML did not answer" in found.text
     assert "no clean bill" in found.text
+
+
+@pytest.mark.parametrize(
+    ("scan", "said"),
+    [
+        (b.seen(b.process_table()), "No process is on it."),
+        (b.seen(b.process_table(), complete=False), "No process was seen on it"),
+        (b.missed(), "No process was seen on it"),
+    ],
+)
+def test_nobody_is_on_a_gpu_only_where_all_was_looked_at(scan: Reading[ProcessTable], said: str) -> None:
+    """NVML's empty list says nothing of those that merely hold the device's file."""
+    found = shown(b.report(b.snapshot(nvml=b.nvml(b.gpu()), processes=scan)))
+    assert said in found.text
+    assert ("No process is on it." in found.text) == (said == "No process is on it.")
+
+
+def test_what_may_yet_be_wrong_is_no_clean_bill_without_nvml() -> None:
+    """A finding that does not count yet does not hide that the GPUs were not seen."""
+    report = troubled()
+    pending = tuple(replace(one, active=False) for one in report.diagnosis.findings)
+    blind = replace(
+        report,
+        snapshot=replace(report.snapshot, nvml=b.missed()),
+        diagnosis=replace(report.diagnosis, findings=pending),
+    )
+    assert "no clean bill" in shown(blind).text
 
 
 def test_it_escapes_what_others_chose() -> None:
