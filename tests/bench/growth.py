@@ -66,8 +66,8 @@ def real(*, small: bool = False) -> Section:
         "real cycles with both children",
         points,
         "The same with the agent's own sources on a rig, the kubelet and the API server asked too; a process "
-        "on a GPU is replaced every 10 cycles. The rig lives in the same process and remembers each process "
-        "that it started: tracemalloc laid most of what grows at its door.",
+        "on a GPU is replaced every 10 cycles. The rig lives in the same process, and what it remembers of "
+        "each process that it started is in the figure.",
     )
 
 
